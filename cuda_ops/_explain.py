@@ -416,25 +416,22 @@ def _attention(ask, a):
     mask = a.get("attn_mask")
     if not (query.dim() == key.dim() == value.dim() == 4 and query.shape[:1] == key.shape[:1] == value.shape[:1]):
         query, key, value, mask, _ = _in_four_dimensions(op, query, key, value, mask, a.get("enable_gqa", False))
-    causal = a.get("is_causal", a.get("causal", False))
-    left, right = a.get("window", (-1, -1))
     sizes = [*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], value.shape[3]]
     strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
-    scale, kind = a.get("scale"), 0 if mask is None else 1 if mask.dtype == torch.bool else 2
-    scale = scale if scale is not None else 1.0 / math.sqrt(max(query.shape[3], 1))
-    options = (scale, [left, 0 if causal else right], a.get("softcap", 0.0), kind)
-    options += (a.get("alibi_slopes") is not None, a.get("dropout_p", 0.0), 0)
+    kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
+    options = _attention_options(a, query.shape[3], kind)
     for name, backward in (("forward", False), ("gradients", True)):
         with_mask = backward and kind == 2 and mask.requires_grad
-        yield ask(name, "attention_paths", backward, with_mask, _dtype(query), sizes, strides, *options)
+        yield ask(name, "attention_paths", backward, with_mask, _dtype(query), sizes, strides, *options, 0)
 
 
-def _attention_options(a, head_dim):
-    """Those that the ops of sequences share."""
+def _attention_options(a, head_dim, mask_kind=0):
+    """Scale, window, softcap, the kind of a mask, whether there are slopes, and dropout."""
     left, right = a.get("window", (-1, -1))
     scale = a.get("scale") if a.get("scale") is not None else 1.0 / math.sqrt(max(head_dim, 1))
-    window = [left, 0 if a.get("causal", False) else right]
-    return scale, window, a.get("softcap", 0.0), 0, a.get("alibi_slopes") is not None, 0.0
+    window = [left, 0 if a.get("is_causal", a.get("causal", False)) else right]
+    slopes = a.get("alibi_slopes") is not None
+    return scale, window, a.get("softcap", 0.0), mask_kind, slopes, a.get("dropout_p", 0.0)
 
 
 def _attention_varlen(ask, a):

@@ -3,7 +3,7 @@
  *
  * Forward (online softmax): with m the largest score of a row so far, l = sum of exp(score - m) and
  * O = sum of exp(score - m) * value; where a block has a larger one, l and O are multiplied by exp(m - new m).
- * Backward: the exponentials are computed again from logsumexp. */
+ * Backward: the exponentials are computed again from logsumexp, and what of it a REAL does not hold (attention.h). */
 #ifndef REAL
 
 #include "cuda_ops/attention.h"
@@ -456,11 +456,61 @@ static void FN(attention_forward)(REAL *output, REAL *logsumexp, const REAL *que
     }
 }
 
+/* Whether it has a remainder that counts (attention.h). */
+static bool FN(is_large_logsumexp)(REAL logsumexp)
+{
+    const REAL size = logsumexp < 0 ? -logsumexp : logsumexp;
+    return size >= CUDA_OPS_ATTENTION_LARGE_LOGSUMEXP && size < (REAL)INFINITY;
+}
+
+/* sums[r] += exp(score - logsumexp[r]), from the products of queries [i, i + rows) with keys [first, last). */
+CUDA_OPS_SIMD static void FN(add_exponentials)(double *sums, const struct attention_block *block, REAL *scores,
+                                               int64_t i, int64_t rows, int64_t first, int64_t last,
+                                               const REAL *logsumexp)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        REAL *const row = scores + r * block->pitch;
+        int64_t from, to;
+        FN(columns_seen)(block->call, i + r, first, last, &from, &to);
+        if (from == to || !FN(is_large_logsumexp)(logsumexp[r]))
+            continue;
+        FN(row_scores)(block, row + from, NULL, i + r, first + from, to - from);
+        sums[r] += FN(row_exponentials)(row + from, row + from, to - from, logsumexp[r]);
+    }
+}
+
+/* The remainders of the logsumexps of queries [i, i + rows). */
+static void FN(find_remainders)(REAL *remainders, const struct attention_block *block, REAL *scores, int64_t i,
+                                int64_t rows, const REAL *query, const REAL *key, const REAL *logsumexp,
+                                void *workspace)
+{
+    const cuda_ops_attention *const call = block->call;
+    const int64_t columns = block->pitch - ROW_GAP, last = cuda_ops_attention_last_key(call, i + rows - 1);
+    double sums[QUERY_BLOCK] = {0};
+    bool any = false;
+    for (int64_t r = 0; r < rows; r++) {
+        remainders[r] = 0;
+        any = any || FN(is_large_logsumexp)(logsumexp[r]);
+    }
+    if (call->mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE || !any)
+        return;
+    for (int64_t j = cuda_ops_attention_first_key(call, i); j < last; j += columns) {
+        const int64_t count = min_i64(columns, last - j);
+        FN(gemm_product)(scores, block->pitch, query + i * call->query.row, call->query.row, 1, key + j * call->key.row,
+                         1, call->key.row, rows, count, call->head_dim, false, workspace);
+        FN(add_exponentials)(sums, block, scores, i, rows, j, j + count, logsumexp);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        if (FN(is_large_logsumexp)(logsumexp[r]))
+            remainders[r] = (REAL)log(sums[r]);
+}
+
 /* scores: products of queries [i, i + rows) with keys [first, last), which become the weights of the values, D P.
  * gradients: products of grad_output and values, which become scale * dS. */
 CUDA_OPS_SIMD static void FN(softmax_gradient)(const struct attention_block *block, REAL *scores, REAL *gradients,
                                                REAL *caps, REAL *grad_mask, int64_t i, int64_t rows, int64_t first,
-                                               int64_t last, const REAL *logsumexp, const REAL *deltas)
+                                               int64_t last, const REAL *logsumexp, const REAL *remainders,
+                                               const REAL *deltas)
 {
     const cuda_ops_attention *const call = block->call;
     for (int64_t r = 0; r < rows; r++) {
@@ -475,10 +525,13 @@ CUDA_OPS_SIMD static void FN(softmax_gradient)(const struct attention_block *blo
         if (from == to)
             continue;
         FN(row_scores)(block, row + from, cap, i + r, first + from, to - from);
-        const REAL base = logsumexp[r] == -(REAL)INFINITY ? 0 : logsumexp[r], delta = deltas[r];
+        const REAL base = logsumexp[r] == -(REAL)INFINITY ? 0 : logsumexp[r];
+        const REAL remainder = remainders[r], delta = deltas[r];
         if (call->dropout > 0) {
             /* P is wanted with and without the factors. */
-            FN(row_exponentials)(row + from, row + from, to - from, base);
+            for (int64_t c = from; c < to; c++)
+                row[c] -= base;
+            FN(row_exponentials)(row + from, row + from, to - from, remainder);
             REAL weights[KEY_BLOCK];
             memcpy(weights + from, row + from, (size_t)(to - from) * sizeof(REAL));
             FN(row_dropout)(block, row + from, gradient + from, i + r, first + from, to - from);
@@ -486,7 +539,7 @@ CUDA_OPS_SIMD static void FN(softmax_gradient)(const struct attention_block *blo
                 gradient[c] = weights[c] * (gradient[c] - delta);
         } else {
             for (int64_t c = from; c < to; c++) {
-                row[c] = FN(exponential)(row[c] - base);
+                row[c] = FN(exponential)(row[c] - base - remainder);
                 gradient[c] = row[c] * (gradient[c] - delta);
             }
         }
@@ -526,7 +579,8 @@ static void FN(head_gradients)(struct attention_block *block, REAL *grad_query, 
         const int64_t rows = min_i64(QUERY_BLOCK, call->queries - i);
         const REAL *const q = query + i * call->query.row, *const g = grad_output + i * call->grad_output.row;
         REAL *const grad_q = grad_query + i * call->grad_query.row;
-        REAL deltas[QUERY_BLOCK];
+        REAL deltas[QUERY_BLOCK], remainders[QUERY_BLOCK];
+        FN(find_remainders)(remainders, block, scores, i, rows, query, key, logsumexp + row_of(block, i), workspace);
         for (int64_t r = 0; r < rows; r++) {
             deltas[r] = FN(dot)(g + r * call->grad_output.row, output + (i + r) * call->output.row, call->value_dim);
             if (grad_logsumexp)
@@ -544,7 +598,7 @@ static void FN(head_gradients)(struct attention_block *block, REAL *grad_query, 
             FN(gemm_product)(gradients, block->pitch, g, call->grad_output.row, 1, v, 1, call->value.row, rows, count,
                              call->value_dim, false, workspace);
             FN(softmax_gradient)(block, scores, gradients, caps, grad_mask, i, rows, j, j + count,
-                                 logsumexp + row_of(block, i), deltas);
+                                 logsumexp + row_of(block, i), remainders, deltas);
             FN(gemm_product)(grad_value + j * call->grad_value.row, call->grad_value.row, scores, 1, block->pitch, g,
                              call->grad_output.row, 1, count, call->value_dim, rows, true, workspace);
             FN(gemm_product)(grad_key + j * call->grad_key.row, call->grad_key.row, gradients, 1, block->pitch, q,

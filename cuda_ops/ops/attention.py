@@ -275,6 +275,8 @@ def scaled_dot_product_attention(
 
     Returns:
         (..., heads, queries, value_dim), laid out as `query` is. A query that sees no key has output and gradients 0.
+        As in PyTorch the lowest number of a dtype, where a mask adds it, hides a key beside others; of a row that has
+        it throughout, all scores are equal, and the output is the mean of the values.
 
     Raises:
         TypeError: an argument of another type.
@@ -423,24 +425,35 @@ def flash_attention(
     """
     op = "flash_attention"
     check_tensors(op, query=query, key=key, value=value)
-    left, right = _window(op, window, causal)
+    alibi_slopes, factor, left, right, cap = _options(op, query, causal, scale, window, softcap, alibi_slopes)
     p = _probability(op, dropout_p)
-    alibi_slopes = _slopes(op, alibi_slopes, query)
     diagonal = 0
     if flag(op, "bottom_right", bottom_right) and query.dim() == key.dim() == 4:
         diagonal = key.shape[2] - query.shape[2]
-    factor = _scale(op, scale, query.shape[-1] if query.dim() else 0)
-    cap = number(op, "softcap", softcap)
     call = _call_of(query, p)
     output, logsumexp, _ = attention_forward(
         query, key, value, None, alibi_slopes, factor, diagonal, left, right, cap, p, call
     )
+    return _results(op, output, logsumexp, sinks, return_logsumexp)
+
+
+def _options(op, like, causal, scale, window, softcap, alibi_slopes):
+    """What the functions of the flash-attention library are told alike, checked, as the ops are told it: slopes, scale,
+    the window's two sides and softcap. like: a tensor of rows of head_dim elements."""
+    left, right = _window(op, window, causal)
+    slopes = _slopes(op, alibi_slopes, like)
+    factor = _scale(op, scale, like.shape[-1] if like.dim() else 0)
+    return slopes, factor, left, right, number(op, "softcap", softcap)
+
+
+def _results(op, output, logsumexp, sinks, return_logsumexp, heads_within_rows=False):
+    """What they return."""
     if sinks is not None:
-        output, logsumexp = _with_sinks(op, output, logsumexp, sinks)
+        output, logsumexp = _with_sinks(op, output, logsumexp, sinks, heads_within_rows)
     return (output, logsumexp) if flag(op, "return_logsumexp", return_logsumexp) else output
 
 
-def _with_sinks(op, output, logsumexp, sinks, heads_within_rows=False):
+def _with_sinks(op, output, logsumexp, sinks, heads_within_rows):
     """Output, which becomes sigmoid(logsumexp - sink) of what it was, and logsumexp with a logit a head that joins each
     row's denominator. heads_within_rows: those of output; logsumexp has rows within heads."""
     check_tensors(op, sinks=sinks)
@@ -458,7 +471,10 @@ def _with_sinks(op, output, logsumexp, sinks, heads_within_rows=False):
     share = torch.sigmoid(logsumexp - sinks)
     if heads_within_rows:
         share = share.transpose(-1, -2)
-    return (output * share.unsqueeze(-1)).to(output.dtype), torch.logaddexp(logsumexp, sinks)
+    # Of -inf the second derivative of logaddexp is NaN.
+    hidden = logsumexp == -math.inf
+    joined = torch.where(hidden, sinks, torch.logaddexp(logsumexp.masked_fill(hidden, 0.0), sinks))
+    return (output * share.unsqueeze(-1)).to(output.dtype), joined
 
 
 def _window(op, window, causal):
@@ -514,11 +530,8 @@ def flash_attention_qkvpacked(
     """
     op = "flash_attention_qkvpacked"
     check_tensors(op, qkv=qkv)
-    left, right = _window(op, window, causal)
+    alibi_slopes, factor, left, right, cap = _options(op, qkv, causal, scale, window, softcap, alibi_slopes)
     p = _probability(op, dropout_p)
-    alibi_slopes = _slopes(op, alibi_slopes, qkv)
-    factor = _scale(op, scale, qkv.shape[-1] if qkv.dim() else 0)
-    cap = number(op, "softcap", softcap)
     call = _call_of(qkv, p)
     output, logsumexp, _ = attention_packed_forward(qkv, alibi_slopes, factor, left, right, cap, p, call)
-    return (output, logsumexp) if flag(op, "return_logsumexp", return_logsumexp) else output
+    return _results(op, output, logsumexp, None, return_logsumexp)

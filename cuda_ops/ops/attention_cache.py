@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, check_tensors_or_none, expect, flag, integer, number
+from .._arguments import check_tensors, check_tensors_or_none, expect, integer
 from .._fakes import register_fake, require_ops
 from .._operators import operator
-from .attention import _scale, _slopes, _window, _with_sinks
+from .attention import _options, _results
 
 require_ops("attention_cache_forward")
 
@@ -96,8 +96,7 @@ def flash_attention_with_kvcache(
     op = "flash_attention_with_kvcache"
     check_tensors(op, query=query, key_cache=key_cache, value_cache=value_cache)
     check_tensors_or_none(op, key=key, value=value, block_table=block_table)
-    left, right = _window(op, window, causal)
-    alibi_slopes = _slopes(op, alibi_slopes, query)
+    alibi_slopes, factor, left, right, cap = _options(op, query, causal, scale, window, softcap, alibi_slopes)
     if cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
         length = integer(op, "cache_seqlens", cache_seqlens)
         if not 0 <= length < 2**31:
@@ -111,11 +110,7 @@ def flash_attention_with_kvcache(
             raise ValueError(f"{op}: expected cache_seqlens to say where key and value go, got None")
         attention_cache_append(key_cache, value_cache, key, value, cache_seqlens, block_table)
         new_keys = key.shape[1]
-    factor = _scale(op, scale, query.shape[-1] if query.dim() else 0)
     output, logsumexp = attention_cache_forward(
-        query, key_cache, value_cache, cache_seqlens, block_table, alibi_slopes, new_keys, factor, left, right,
-        number(op, "softcap", softcap),
-    )  # fmt: skip
-    if sinks is not None:
-        output, logsumexp = _with_sinks(op, output, logsumexp, sinks, True)
-    return (output, logsumexp) if flag(op, "return_logsumexp", return_logsumexp) else output
+        query, key_cache, value_cache, cache_seqlens, block_table, alibi_slopes, new_keys, factor, left, right, cap
+    )
+    return _results(op, output, logsumexp, sinks, return_logsumexp, heads_within_rows=True)

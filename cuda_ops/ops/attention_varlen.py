@@ -10,7 +10,7 @@ from .._autograd import autograd_function
 from .._fakes import register_fake, require_ops
 from .._library import library
 from .._operators import operator
-from .attention import _scale, _slopes, _window, _with_sinks
+from .attention import _options, _results
 
 require_ops("attention_varlen_gradients")
 
@@ -187,14 +187,10 @@ def flash_attention_varlen(
     check_tensors(op, query=query, key=key, value=value, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if number(op, "dropout_p", dropout_p) != 0.0:
         raise NotImplementedError(f"{op}: expected dropout_p to be 0, got {dropout_p}")
-    left, right = _window(op, window, causal)
-    alibi_slopes = _slopes(op, alibi_slopes, query)
+    alibi_slopes, factor, left, right, cap = _options(op, query, causal, scale, window, softcap, alibi_slopes)
     longest = integer(op, "max_seqlen_q", max_seqlen_q), integer(op, "max_seqlen_k", max_seqlen_k)
-    factor = _scale(op, scale, query.shape[-1] if query.dim() else 0)
-    cap, bottom = number(op, "softcap", softcap), flag(op, "bottom_right", bottom_right)
+    bottom = flag(op, "bottom_right", bottom_right)
     output, logsumexp = attention_varlen_forward(
         query, key, value, cu_seqlens_q, cu_seqlens_k, alibi_slopes, *longest, factor, left, right, cap, bottom
     )
-    if sinks is not None:
-        output, logsumexp = _with_sinks(op, output, logsumexp, sinks, True)
-    return (output, logsumexp) if flag(op, "return_logsumexp", return_logsumexp) else output
+    return _results(op, output, logsumexp, sinks, return_logsumexp, heads_within_rows=True)

@@ -1,5 +1,7 @@
 #include "cuda_ops/attention.h"
 
+#include <float.h>
+
 #include "check.h"
 
 enum { BATCH = 2, HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 5, VALUE_DIM = 3, MOST_KEYS = 600 };
@@ -58,8 +60,9 @@ static void weigh(weights *w, const cuda_ops_attention *call, const void *query,
     for (int64_t j = 0; j < call->keys && largest > -INFINITY; j++)
         sum += exp(w->score[j] - largest);
     w->logsumexp = largest > -INFINITY ? largest + log(sum) : -INFINITY;
+    /* Of the largest score, not of logsumexp, which may be rounded to it. */
     for (int64_t j = 0; j < call->keys; j++)
-        w->weight[j] = w->score[j] > -INFINITY ? exp(w->score[j] - w->logsumexp) : 0;
+        w->weight[j] = w->score[j] > -INFINITY ? exp(w->score[j] - largest) / sum : 0;
 }
 
 typedef struct tensors {
@@ -200,20 +203,29 @@ static void check_masks(int64_t queries, int64_t keys, cuda_ops_dtype dtype)
     uint8_t *const boolean = guarded_bytes(count, 1);
     for (int64_t i = 0; i < count; i++)
         boolean[i] = number((uint64_t)i) > -1 && i / keys % queries != 1; /* query 1 sees none */
+    enum { OF_DTYPE, OF_FLOAT32, LOWEST, BOOLEAN, KINDS };
     for (int broadcast = 0; broadcast < 16; broadcast++)
-        for (int kind = 0; kind < 3; kind++) {
-            const cuda_ops_dtype mask_dtype = kind == 1 ? CUDA_OPS_FLOAT32 : dtype;
+        for (int kind = 0; kind < KINDS; kind++) {
+            const cuda_ops_dtype mask_dtype = kind == OF_FLOAT32 ? CUDA_OPS_FLOAT32 : dtype;
             void *const additive = guarded_numbers(count, 9, mask_dtype);
+            /* The lowest number hides a key beside others; where all have it, as query 0's do, it hides none. */
+            for (int64_t i = 0; kind == LOWEST && i < count; i++)
+                if (i / keys % queries == 0 || i % 3 == 0)
+                    set(additive, i, dtype == CUDA_OPS_FLOAT32 ? -FLT_MAX : -DBL_MAX, mask_dtype);
             cuda_ops_attention call = PLAIN;
             call.queries = queries, call.keys = keys;
-            call.mask_kind = kind == 2 ? CUDA_OPS_ATTENTION_MASK_BOOLEAN : CUDA_OPS_ATTENTION_MASK_ADDITIVE;
+            call.mask_kind = kind == BOOLEAN ? CUDA_OPS_ATTENTION_MASK_BOOLEAN : CUDA_OPS_ATTENTION_MASK_ADDITIVE;
             call.mask_dtype = mask_dtype;
-            call.mask = kind == 2 ? (void *)boolean : additive;
+            call.mask = kind == BOOLEAN ? (void *)boolean : additive;
             call.mask_batch = broadcast & 1 ? 0 : HEADS * queries * keys;
             call.mask_head = broadcast & 2 ? 0 : queries * keys;
             call.mask_row = broadcast & 4 ? 0 : keys;
             call.mask_column = broadcast & 8 ? 0 : 1;
             check_call(call, dtype);
+            if (kind == LOWEST) {
+                call.dropout = 0.4, call.philox.seed = 17, call.philox.offset = 8;
+                check_call(call, dtype);
+            }
             guarded_free(additive, count, mask_dtype);
         }
     guarded_free_bytes(boolean, count, 1);
@@ -254,11 +266,14 @@ static void run_backward(const cuda_ops_attention *call, const tensors *t, cuda_
     free(workspace);
 }
 
-/* Packed sequences against a call for each of them, which is checked above. The last rows are no sequence's. */
-static void check_packed(cuda_ops_attention call, int bottom_right, cuda_ops_dtype dtype)
+/* Packed sequences against a call for each of them, which is checked above. The last rows are no sequence's.
+ * with_queries: else the sequences have keys alone. */
+static void check_packed(cuda_ops_attention call, int bottom_right, int with_queries, cuda_ops_dtype dtype)
 {
     enum { SEQUENCES = 5, MORE = 2 };
-    const int32_t starts[SEQUENCES + 1] = {0, 3, 3, 70, 71, 76}, key_starts[SEQUENCES + 1] = {0, 2, 7, 7, 72, 80};
+    int32_t starts[SEQUENCES + 1] = {0, 3, 3, 70, 71, 76}, key_starts[SEQUENCES + 1] = {0, 2, 7, 7, 72, 80};
+    for (int b = 0; b <= SEQUENCES && !with_queries; b++)
+        starts[b] = 0;
     const int64_t rows = starts[SEQUENCES] + MORE, key_rows = key_starts[SEQUENCES] + MORE;
     call.batch = SEQUENCES, call.heads = HEADS, call.key_heads = KEY_HEADS;
     call.head_dim = HEAD_DIM, call.value_dim = VALUE_DIM;
@@ -431,7 +446,8 @@ static void check_cache(int64_t page_size, cuda_ops_dtype dtype)
 
 int main(void)
 {
-    const int64_t lengths[][2] = {{1, 1}, {3, 70}, {65, 2}, {70, 66}, {5, 530}};
+    /* Without queries, keys have gradients of 0. */
+    const int64_t lengths[][2] = {{1, 1}, {3, 70}, {65, 2}, {70, 66}, {5, 530}, {0, 7}, {3, 0}};
     const int64_t windows[][2] = {{NO_BOUND, NO_BOUND}, {NO_BOUND, 0}, {2, 1}, {0, NO_BOUND}, {600, 600}};
     const float slopes[BATCH * HEADS] = {0.5f, 0.25f, 1.0f, 0.0f, 0.125f, 2.0f, 0.75f, 0.3f};
     FOR_CPU_DTYPES(dtype)
@@ -458,10 +474,11 @@ int main(void)
         check_masks(3, 21, dtype);
         for (int bottom = 0; bottom < 2; bottom++) {
             cuda_ops_attention packed = PLAIN;
-            check_packed(packed, bottom, dtype);
+            check_packed(packed, bottom, 1, dtype);
+            check_packed(packed, bottom, 0, dtype);
             packed.window_left = 20, packed.window_right = 3;
             packed.softcap = 1.5, packed.alibi_slopes = slopes;
-            check_packed(packed, bottom, dtype);
+            check_packed(packed, bottom, 1, dtype);
         }
         for (int64_t page_size = 1; page_size <= 64; page_size *= 8)
             check_cache(page_size, dtype);

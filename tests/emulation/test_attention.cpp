@@ -1,5 +1,7 @@
 // attention, forward and backward: the paths of mma.sync, of CUDA cores and of few queries, with windows, caps, slopes, masks
 // and dropout, packed sequences and caches, against the CPU's kernels in double. Hopper's path is not emulated.
+#include <float.h>
+
 #include "attention/sm90/sm90.h"
 #include "cases.h"
 #include "cuda_ops/attention.h"
@@ -52,13 +54,42 @@ struct Pair {
     }
 };
 
+// A mask to be added, of the call's strides, and the same in double for the CPU: hidden keys, and the lowest number of
+// some type, which transformers puts where others put -inf, at single keys and throughout a row.
+static void random_mask(cuda_ops_attention &p, std::vector<double> &host, cuda_ops_dtype dtype)
+{
+    p.mask_dtype = one_in(2) ? CUDA_OPS_FLOAT32 : dtype;
+    const bool per_batch = one_in(3);
+    const int64_t rows = (per_batch ? p.batch : 1) * p.queries, count = rows * p.keys;
+    p.mask_row = p.keys, p.mask_column = 1, p.mask_batch = per_batch ? p.queries * p.keys : 0;
+    const Array mask(count, p.mask_dtype);
+    const float of_bfloat16 = -3.38953139e38f;
+    const double lowest = p.mask_dtype == CUDA_OPS_FLOAT16    ? -65504
+                          : p.mask_dtype == CUDA_OPS_BFLOAT16 ? of_bfloat16
+                          : p.mask_dtype == CUDA_OPS_FLOAT64  ? -DBL_MAX
+                          : one_in(2)                         ? -FLT_MAX
+                                                              : of_bfloat16;
+    host.resize((size_t)count);
+    for (int64_t row = 0; row < rows; row++) {
+        const bool padded = one_in(4);
+        for (int64_t j = 0; j < p.keys; j++) {
+            const double x = padded && !one_in(6) ? lowest : (double)random_in(-8, 8) / 8;
+            const int64_t at = row * p.keys + j;
+            host[(size_t)at] = one_in(9) ? -INFINITY : one_in(9) || (padded && row % 2) ? lowest : x;
+            set(mask.data, at, host[(size_t)at], p.mask_dtype);
+        }
+    }
+    p.mask = mask.data;
+}
+
 static int32_t *starts_of(int64_t batch, int64_t &rows, int64_t &longest)
 {
     int32_t *const starts = (int32_t *)device_memory((size_t)(4 * (batch + 1)), 0);
+    const bool all_empty = one_in(12);
     starts[0] = one_in(3) ? (int32_t)random_in(0, 3) : 0;
     longest = 0;
     for (int64_t b = 0; b < batch; b++) {
-        const int64_t length = one_in(6) ? 0 : random_size(150);
+        const int64_t length = one_in(6) || all_empty ? 0 : random_size(150);
         starts[b + 1] = (int32_t)(starts[b] + length);
         longest = length > longest ? length : longest;
     }
@@ -70,10 +101,16 @@ static void attention(int64_t number)
 {
     const cuda_ops_dtype dtype = one_in(2) ? CUDA_OPS_BFLOAT16 : DTYPES[random_below(4)];
     const cuda_ops_dtype sums = dtype == CUDA_OPS_FLOAT64 ? dtype : CUDA_OPS_FLOAT32;
-    const bool packed = one_in(3), cached = !packed && one_in(3);
+    const bool packed = one_in(3), cached = !packed && one_in(3), on_cuda_cores = !cached && one_in(4);
+    setenv("CUDA_OPS_ATTENTION_PATH", on_cuda_cores ? "simt" : "", 1);
+    cuda_ops_reload_paths_cuda();
     cuda_ops_attention p = {};
     p.batch = random_in(1, 3), p.key_heads = random_in(1, 2), p.heads = p.key_heads * random_in(1, 3);
     p.queries = one_in(2) ? random_in(1, 9) : random_size(150), p.keys = random_size(200);
+    if (one_in(20))
+        p.queries = 0;
+    else if (one_in(20))
+        p.keys = 0;
     p.head_dim = one_in(4) ? random_in(1, 40) : 8 * random_in(1, one_in(6) ? 20 : 9);
     p.value_dim = one_in(3) ? (p.head_dim % 8 == 0 ? 8 * random_in(1, 9) : random_in(1, 40)) : p.head_dim;
     p.scale = one_in(4) ? 0.3 : 1 / sqrt((double)p.head_dim);
@@ -89,14 +126,15 @@ static void attention(int64_t number)
             slopes[i] = (float)random_in(0, 8) / 64;
         p.alibi_slopes = slopes, p.alibi_batch = p.heads;
     }
+    std::vector<double> host_mask;
     int64_t query_rows = p.queries, key_rows = p.keys, batch = p.batch, key_batch = p.batch;
     if (packed) {
         p.sequences.query_starts = starts_of(p.batch, query_rows, p.queries);
         p.sequences.key_starts = starts_of(p.batch, key_rows, p.keys);
         p.sequences.query_rows = query_rows, p.sequences.key_rows = key_rows;
         batch = key_batch = 1;
-        if (p.queries == 0 || p.keys == 0)
-            return;
+        // The most that a sequence may have, if none has any.
+        p.queries += one_in(2), p.keys += one_in(2);
     } else if (cached) {
         int32_t *const lengths = (int32_t *)device_memory((size_t)(4 * p.batch), 0);
         p.sequences.new_keys = random_in(0, 2) < p.keys ? random_in(0, 1) : 0;
@@ -115,17 +153,15 @@ static void attention(int64_t number)
             lengths[b] = (int32_t)random_in(0, p.keys - p.sequences.new_keys);
         p.sequences.key_lengths = lengths;
     } else {
-        if (one_in(4)) {
-            p.mask_kind = one_in(2) ? CUDA_OPS_ATTENTION_MASK_BOOLEAN : CUDA_OPS_ATTENTION_MASK_ADDITIVE;
-            p.mask_dtype = CUDA_OPS_FLOAT32, p.mask_row = p.keys, p.mask_column = 1;
-            const int64_t count = p.queries * p.keys;
-            unsigned char *const mask = (unsigned char *)device_memory((size_t)(4 * count), 0);
-            for (int64_t i = 0; i < count; i++)
-                if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN)
-                    mask[i] = !one_in(4);
-                else
-                    ((float *)mask)[i] = one_in(9) ? -INFINITY : (float)random_in(-8, 8) / 8;
+        if (one_in(6)) {
+            p.mask_kind = CUDA_OPS_ATTENTION_MASK_BOOLEAN, p.mask_row = p.keys, p.mask_column = 1;
+            unsigned char *const mask = (unsigned char *)device_memory((size_t)(p.queries * p.keys), 0);
+            for (int64_t i = 0; i < p.queries * p.keys; i++)
+                mask[i] = !one_in(4);
             p.mask = mask;
+        } else if (one_in(3)) {
+            p.mask_kind = CUDA_OPS_ATTENTION_MASK_ADDITIVE;
+            random_mask(p, host_mask, dtype);
         }
         if (one_in(2))
             p.dropout = (double)random_in(1, 3) / 4;
@@ -137,16 +173,21 @@ static void attention(int64_t number)
     Pair logsumexp(batch * p.heads * query_rows, sums, false);
     describe(
         "case %lld: dtype %d, batch %lld, heads %lld of %lld, %lld queries, %lld keys, dims %lld and %lld, windows "
-        "%lld and %lld from %lld%s, cap %g%s, mask %d, dropout %g, %s",
+        "%lld and %lld from %lld%s, cap %g%s, mask %d of dtype %d, dropout %g, %s%s",
         (long long)number, dtype, (long long)p.batch, (long long)p.heads, (long long)p.key_heads, (long long)p.queries,
         (long long)p.keys, (long long)p.head_dim, (long long)p.value_dim, (long long)p.window_left,
         (long long)p.window_right, (long long)p.diagonal, p.sequences.bottom_right ? " at the bottom right" : "",
-        p.softcap, p.alibi_slopes ? ", slopes" : "", p.mask_kind, p.dropout,
+        p.softcap, p.alibi_slopes ? ", slopes" : "", p.mask_kind, p.mask_dtype, p.dropout,
         packed                    ? "packed"
         : p.sequences.block_table ? "paged"
         : cached                  ? "cached"
-                                  : "dense");
-    p.philox.seed = random_below(1 << 30), p.philox.offset = 4 * random_below(1 << 20);
+                                  : "dense",
+        on_cuda_cores ? ", on the CUDA cores" : "");
+    cuda_ops_attention on_host = p;
+    if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE)
+        on_host.mask = host_mask.data(), on_host.mask_dtype = CUDA_OPS_FLOAT64;
+    p.philox.seed = on_host.philox.seed = random_below(1 << 30);
+    p.philox.offset = on_host.philox.offset = 4 * random_below(1 << 20);
     const auto room_of = [](int64_t bytes) { return device_memory((size_t)bytes, 0); };
     int64_t *const state = p.dropout > 0 ? (int64_t *)room_of(16) : nullptr;
     expect_success(cuda_ops_attention_forward_cuda(
@@ -154,11 +195,15 @@ static void attention(int64_t number)
         room_of(cuda_ops_attention_forward_workspace_cuda(&p, dtype)), &p, dtype, nullptr));
     expect_success(cuda_ops_attention_forward_cpu(
         output.host.data(), logsumexp.host.data(), query.host.data(), key.host.data(), value.host.data(),
-        room_of(cuda_ops_attention_forward_workspace_cpu(&p, CUDA_OPS_FLOAT64)), &p, 0,
-        cuda_ops_attention_forward_parts_cpu(&p), CUDA_OPS_FLOAT64));
+        room_of(cuda_ops_attention_forward_workspace_cpu(&on_host, CUDA_OPS_FLOAT64)), &on_host, 0,
+        cuda_ops_attention_forward_parts_cpu(&on_host), CUDA_OPS_FLOAT64));
     const double tolerance = dtype == CUDA_OPS_FLOAT64 ? 1e-11 : 12 * rounding_of(dtype) + 1e-4;
     output.compare("output", tolerance);
     logsumexp.compare("logsumexp", dtype == CUDA_OPS_FLOAT64 ? 1e-11 : 1e-3);
+    // Whatever the mask has, of a key whose score is not -inf something is seen.
+    for (int64_t i = 0; i < logsumexp.device.count; i++)
+        if (isfinite(logsumexp.host[(size_t)i]) && !isfinite(logsumexp.device[i]))
+            fail("logsumexp[%lld] is %g", (long long)i, logsumexp.device[i]);
     if (cached)
         return;
 
@@ -172,25 +217,33 @@ static void attention(int64_t number)
     Pair grad_key(extent_of(p.grad_key, key_batch, p.key_heads, key_rows, p.head_dim), dtype, false);
     Pair grad_value(extent_of(p.grad_value, key_batch, p.key_heads, key_rows, p.value_dim), dtype, false);
     Pair grad_logsumexp(batch * p.heads * query_rows, sums, true);
-    const bool has_logsumexp = one_in(2);
-    cuda_ops_attention q = p;
+    const bool has_logsumexp = one_in(2), with_grad_mask = !packed && one_in(4);
+    Pair grad_mask(with_grad_mask ? batch * p.heads * p.queries * p.keys : 0, dtype, false);
+    void *const grad_mask_data = with_grad_mask ? grad_mask.device.data : nullptr;
+    cuda_ops_attention q = p, q_on_host = on_host;
     if (state)
         q.philox = {0, 0, state, state + 1};
+    for (cuda_ops_attention *const call : {&q, &q_on_host}) {
+        call->grad_output = p.grad_output, call->grad_query = p.grad_query;
+        call->grad_key = p.grad_key, call->grad_value = p.grad_value;
+    }
     expect_success(cuda_ops_attention_backward_cuda(
-        grad_query.device.data, grad_key.device.data, grad_value.device.data, nullptr, grad_output.device.data,
+        grad_query.device.data, grad_key.device.data, grad_value.device.data, grad_mask_data, grad_output.device.data,
         has_logsumexp ? grad_logsumexp.device.data : nullptr, query.device.data, key.device.data, value.device.data,
-        output.device.data, logsumexp.device.data, room_of(cuda_ops_attention_backward_workspace_cuda(&q, 0, dtype)),
-        &q, dtype, nullptr));
+        output.device.data, logsumexp.device.data,
+        room_of(cuda_ops_attention_backward_workspace_cuda(&q, with_grad_mask, dtype)), &q, dtype, nullptr));
     expect_success(cuda_ops_attention_backward_cpu(
-        grad_query.host.data(), grad_key.host.data(), grad_value.host.data(), nullptr, grad_output.host.data(),
+        grad_query.host.data(), grad_key.host.data(), grad_value.host.data(),
+        with_grad_mask ? grad_mask.host.data() : nullptr, grad_output.host.data(),
         has_logsumexp ? grad_logsumexp.host.data() : nullptr, query.host.data(), key.host.data(), value.host.data(),
         output.host.data(), logsumexp.host.data(),
-        room_of(cuda_ops_attention_backward_workspace_cpu(&p, CUDA_OPS_FLOAT64)), &p, 0,
-        cuda_ops_attention_backward_parts_cpu(&p), CUDA_OPS_FLOAT64));
+        room_of(cuda_ops_attention_backward_workspace_cpu(&q_on_host, CUDA_OPS_FLOAT64)), &q_on_host, 0,
+        cuda_ops_attention_backward_parts_cpu(&q_on_host), CUDA_OPS_FLOAT64));
     const double wide = tolerance * (dtype == CUDA_OPS_FLOAT64 ? 1 : 6) * (1 + 4 * p.dropout);
     grad_query.compare("grad_query", wide);
     grad_key.compare("grad_key", wide);
     grad_value.compare("grad_value", wide);
+    grad_mask.compare("grad_mask", wide);
 }
 
 int main(int argc, char **argv)

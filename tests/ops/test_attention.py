@@ -209,6 +209,113 @@ def test_a_mask_that_hides_every_key(device):
         assert output[:, :, 2:].abs().amin() > 0
 
 
+LOWEST = [torch.finfo(dtype).min for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+
+
+def mask_of_lowest_numbers(queries, keys, lowest):
+    """As transformers makes them, with the lowest number of a dtype where others have -inf: rows that are hidden
+    throughout, in part, and not at all; in the last one half of the keys are hidden by -inf."""
+    generator = torch.Generator().manual_seed(queries)
+    hidden = torch.rand(queries, keys, generator=generator) < 0.3
+    hidden[: queries // 3] = True
+    hidden[queries // 2] = False
+    mask = torch.randn(queries, keys, generator=generator).masked_fill(hidden, lowest)
+    mask[-1] = torch.tensor([lowest, -math.inf]).repeat(keys)[:keys]
+    return mask
+
+
+def composed_with_mask(query, key, value, mask):
+    """(output, logsumexp) as PyTorch composes them: halves in float32, rounded at the end. Not by torch.logsumexp, the
+    gradient of which is by its rounded result."""
+    group, dtype = query.shape[1] // key.shape[1], torch.promote_types(query.dtype, torch.float32)
+    q, k, v = (t.to(dtype) for t in (query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)))
+    scores = q @ k.mT / math.sqrt(query.shape[-1]) + mask.to(dtype)
+    largest = scores.detach().amax(-1)
+    logsumexp = largest + torch.log(torch.exp(scores - largest.unsqueeze(-1)).sum(-1))
+    return (torch.softmax(scores, -1) @ v).to(query.dtype), logsumexp
+
+
+def ours_with_mask(query, key, value, mask):
+    options = 1 / math.sqrt(query.shape[-1]), 0, -1, -1, 0.0, 0.0
+    return torch.ops.cuda_ops.attention_forward(query, key, value, mask, None, *options)[:2]
+
+
+def values_and_gradients(function, tensors, wanted, grads):
+    """(output, logsumexp, gradients of as many of the tensors as are wanted)."""
+    tensors = [t.detach().requires_grad_(i < wanted) for i, t in enumerate(tensors)]
+    outputs = function(*tensors)
+    grads = [g.to(o.dtype) for g, o in zip(grads, outputs, strict=True)]
+    return [*outputs, *torch.autograd.grad(outputs, tensors[:wanted], grads)]
+
+
+def check_lowest_numbers(device, dtype, mask_dtype, lowest, queries, keys, with_mask=(False, True), **sizes):
+    """with_mask: whether there is a gradient of the mask's; other kernels take such a call."""
+    tensors = [t.detach() for t in operands(device, dtype, queries, keys, **sizes)]
+    mask = mask_of_lowest_numbers(queries, keys, lowest).to(device, mask_dtype)
+    shape = tensors[0].shape[:3]
+    grads = [torch.randn(*shape, tensors[2].shape[-1]).to(device, dtype), torch.randn(shape).to(device, dtype)]
+    for wanted in (4 if mask_too else 3 for mask_too in with_mask):
+        found = values_and_gradients(ours_with_mask, [*tensors, mask], wanted, grads)
+        same = values_and_gradients(composed_with_mask, [*tensors, mask], wanted, grads)
+        exact = values_and_gradients(composed_with_mask, [t.double() for t in (*tensors, mask)], wanted, grads)
+        torch.testing.assert_close(found[1].double(), exact[1], rtol=1e-5, atol=1e-2)
+        for name, a, e, s in zip(("output", "", "query", "key", "value", "mask"), found, exact, same, strict=False):
+            if name:
+                error, allowed = ((x.double() - e).norm() / e.norm() for x in (a, s))
+                assert error <= 2 * allowed + RELATIVE_NORM[dtype], f"{name}: {error:.3g}, allowed {allowed:.3g}"
+
+
+@pytest.mark.parametrize("lowest", LOWEST, ids=["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("lengths", [(70, 130), (5, 1030), (6, 70)], ids=str)
+def test_masks_of_the_lowest_number(device_dtype, lengths, lowest):
+    """Where a row's scores are all the lowest number, its keys are seen alike: (x + lowest is lowest)."""
+    device, dtype = device_dtype
+    sizes = {"key_heads": 2, "head_dim": 32, "value_dim": 24}
+    check_lowest_numbers(device, dtype, torch.float32, lowest, *lengths, **sizes)
+    if dtype != torch.float32 and torch.finfo(dtype).min <= lowest:
+        check_lowest_numbers(device, dtype, dtype, lowest, *lengths, **sizes)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["mma", "simt"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_masks_of_the_lowest_number_on_paths(monkeypatch, dtype, path):
+    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
+    torch.ops.cuda_ops.reload_paths()
+    try:
+        sizes = {"key_heads": 2, "with_mask": (False,) if path == "mma" else (False, True)}
+        for head_dim in (64, 128, 256):
+            for lowest in LOWEST:
+                check_lowest_numbers("cuda", dtype, torch.float32, lowest, 131, 200, head_dim=head_dim, **sizes)
+    finally:
+        monkeypatch.undo()
+        torch.ops.cuda_ops.reload_paths()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_scores_below_the_lowest_number(device, dtype):
+    """As in PyTorch, which adds in float32 too: a sum beyond is -inf, and hides its key. Every score is exact."""
+    query, key, value = torch.zeros(1, 1, 20, 16), torch.zeros(1, 1, 70, 16), torch.randn(1, 1, 70, 16)
+    query[:, :, 1:5, 0], query[:, :, 5:10, 0] = 2.0**54, -(2.0**54)
+    key[..., 0] = 2.0**54 * torch.tensor([1.0, -1.0]).repeat(35)
+    mask = torch.full((20, 70), LOWEST[0])
+    mask[7] = torch.tensor([0.0, -math.inf]).repeat(35)  # no key that is the lowest
+    mask[8] = torch.tensor([LOWEST[0], 0.0]).repeat(35)
+    mask[9] = torch.tensor([LOWEST[0], -math.inf]).repeat(35)  # no key at all
+    tensors = [t.to(device, dtype).requires_grad_() for t in (query, key, value)]
+    results = []
+    for function in (scaled_dot_product_attention, NATIVE):
+        with sdpa_kernel(SDPBackend.MATH):
+            output = function(*tensors, mask.to(device))
+        # Of the others the gradients are differences of equal numbers.
+        grad_query, grad_value = torch.autograd.grad(output, tensors[::2], torch.ones_like(output))
+        assert torch.equal(grad_query[:, :, 9], torch.zeros_like(grad_query[:, :, 9]))
+        results.append([output, grad_value])
+    assert torch.equal(results[0][0][:, :, 9], torch.zeros_like(tensors[0][:, :, 9]))
+    for found, expected in zip(*results, strict=True):
+        assert (found - expected).norm() <= 2 * RELATIVE_NORM[dtype] * expected.norm()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nonfinite_values_travel(device, value):
     """A score that is NaN or +inf makes its row NaN, and no other; -inf hides its key."""

@@ -260,6 +260,21 @@ def test_sinks_join_the_denominator(device_dtype):
         assert error <= 2 * allowed + RELATIVE_NORM[dtype]
 
 
+def test_second_derivatives_of_sinks_where_rows_see_nothing(device):
+    """Of logsumexp too, which is the sink there."""
+    double = {"dtype": torch.float64, "device": device, "requires_grad": True}
+    tensors = [torch.randn(1, heads, n, 4, **double) for heads, n in ((2, 5), (1, 3), (1, 3))]
+    sinks = torch.randn(2, **double)
+
+    def call(query, key, value, sinks):
+        options = {"causal": True, "bottom_right": True, "return_logsumexp": True}
+        return flash_attention(query, key, value, sinks=sinks, **options)
+
+    assert torch.equal(call(*tensors, sinks)[1][:, :, :2], sinks[:, None].expand(1, 2, 2))
+    assert torch.autograd.gradcheck(call, (*tensors, sinks))
+    assert torch.autograd.gradgradcheck(call, (*tensors, sinks))
+
+
 @pytest.mark.parametrize("queries, path", [(1, "decode"), (16, "decode"), (17, "mma")])
 def test_few_queries_take_the_path_for_them(queries, path):
     if not _library.has_cuda():

@@ -41,10 +41,12 @@ static PathTable<AttentionCall, 4> table = {
       "attention_sm90_finish_kernel",
       sm90_supports, nullptr, attention_sm90_workspace, attention_sm90},
      {"mma", "attention/mma/mma.cu",
-      "attention_mma_forward_kernel attention_mma_grad_query_kernel attention_mma_grad_key_value_kernel", mma_supports,
-      nullptr, attention_mma_workspace, attention_mma},
+      "attention_mma_forward_kernel attention_mma_remainder_kernel attention_mma_grad_query_kernel "
+      "attention_mma_grad_key_value_kernel",
+      mma_supports, nullptr, attention_mma_workspace, attention_mma},
      {"simt", "attention/simt.cu",
-      "attention_simt_forward_kernel attention_simt_grad_query_kernel attention_simt_grad_key_value_kernel",
+      "attention_simt_forward_kernel attention_simt_remainder_kernel attention_simt_grad_query_kernel "
+      "attention_simt_grad_key_value_kernel",
       simt_supports, nullptr, attention_simt_workspace, attention_simt}}};
 
 static bool strides_are_aligned(const cuda_ops_attention_strides &strides, int64_t elements, int64_t size)
@@ -92,9 +94,11 @@ static AttentionCall call_of(bool backward, bool with_grad_mask, const cuda_ops_
     return call;
 }
 
+// Whether there are no queries. Keys may be there nevertheless, and have gradients of 0.
 static bool is_empty(const cuda_ops_attention &p)
 {
-    return p.batch == 0 || p.heads == 0 || p.queries == 0;
+    const bool no_rows = p.sequences.query_starts && p.sequences.query_rows == 0;
+    return p.batch == 0 || p.heads == 0 || p.queries == 0 || no_rows;
 }
 
 static bool is_sound(const cuda_ops_attention_sequences &q, const cuda_ops_attention &p, bool backward)
@@ -115,7 +119,9 @@ static cuda_ops_status run(const AttentionCall &call)
         if (status != CUDA_OPS_SUCCESS)
             return status;
     }
-    return is_empty(call.problem) ? CUDA_OPS_SUCCESS : run_path(table, call);
+    if (is_empty(call.problem))
+        return call.backward ? attention_clear_keys(call) : CUDA_OPS_SUCCESS;
+    return run_path(table, call);
 }
 
 // Sizes that fit each other, and none so large that an index could overflow.

@@ -1,5 +1,6 @@
-// attention of packed sequences: rows of the packed tensors that no sequence has become 0, of logsumexp -inf.
-// A warp a row and head: a search among the sequences, and nothing to be written where the row is one's, as most are.
+// attention's rows that no kernel of a path writes. Of packed tensors those that no sequence has become 0, of logsumexp
+// -inf; a warp a row and head: a search among the sequences, and nothing to be written where the row is one's, as most
+// are. And where there are no queries, all of the keys' and values' gradients are 0.
 #include <math.h>
 
 #include "attention/paths.h"
@@ -23,58 +24,96 @@ static __device__ bool is_of_a_sequence(const int32_t *starts, int64_t batch, in
     return row - starts[low] < longest;
 }
 
-// value: of logsumexp, where `strides.row` is 1 and there is one element.
+// Rows [batch, head, row] of a tensor, of which those that a sequence has are left alone.
+struct ClearedRows {
+    cuda_ops_attention_strides strides;
+    int64_t batch, heads, rows, elements;
+    const int32_t *starts; // of `sequences` sequences; NULL: there are none
+    int64_t sequences, longest;
+    float value;
+};
+
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    attention_clear_kernel(T *tensor, cuda_ops_attention_strides strides, int64_t elements, const int32_t *starts,
-                           int64_t batch, int64_t longest, int64_t rows, int64_t heads, float value)
+__global__ void __launch_bounds__(THREADS) attention_clear_kernel(T *tensor, const __grid_constant__ ClearedRows work)
 {
     const int lane = threadIdx.x % WARP_SIZE;
-    for (int64_t index = global_thread_index() / WARP_SIZE; index < rows * heads;
+    for (int64_t index = global_thread_index() / WARP_SIZE; index < work.batch * work.rows * work.heads;
          index += global_thread_count() / WARP_SIZE) {
-        const int64_t row = index / heads, head = index % heads;
-        if (!is_of_a_sequence(starts, batch, longest, row))
-            for (int64_t d = lane; d < elements; d += WARP_SIZE)
-                tensor[head * strides.head + row * strides.row + d] =
-                    store_from_accumulate<T>(accumulate_type<T>(value));
+        const int64_t head = index % work.heads, row = index / work.heads % work.rows;
+        const int64_t batch = index / work.heads / work.rows;
+        if (work.starts && is_of_a_sequence(work.starts, work.sequences, work.longest, row))
+            continue;
+        T *const to = tensor + batch * work.strides.batch + head * work.strides.head + row * work.strides.row;
+        for (int64_t d = lane; d < work.elements; d += WARP_SIZE)
+            to[d] = store_from_accumulate<T>(accumulate_type<T>(work.value));
     }
 }
 
 template <typename T>
-static cuda_ops_status clear(void *tensor, const cuda_ops_attention_strides &strides, int64_t elements, bool of_keys,
-                             const cuda_ops_attention &p, float value, cudaStream_t stream)
+static cuda_ops_status clear(void *tensor, const ClearedRows &work, cudaStream_t stream)
 {
-    const cuda_ops_attention_sequences &q = p.sequences;
-    const int64_t rows = of_keys ? q.key_rows : q.query_rows, heads = of_keys ? p.key_heads : p.heads;
-    if (rows == 0 || heads == 0 || elements == 0)
+    const int64_t rows = work.batch * work.rows * work.heads;
+    if (rows == 0 || work.elements == 0)
         return CUDA_OPS_SUCCESS;
-    attention_clear_kernel<T><<<clamp_grid(ceil_div(rows * heads, THREADS / WARP_SIZE)), THREADS, 0, stream>>>(
-        (T *)tensor, strides, elements, of_keys ? q.key_starts : q.query_starts, p.batch, of_keys ? p.keys : p.queries,
-        rows, heads, value);
+    attention_clear_kernel<T>
+        <<<clamp_grid(ceil_div(rows, THREADS / WARP_SIZE)), THREADS, 0, stream>>>((T *)tensor, work);
     return launch_status();
 }
 
+// Of packed tensors.
+static ClearedRows rows_of_queries(const cuda_ops_attention &p, const cuda_ops_attention_strides &strides,
+                                   int64_t elements, float value)
+{
+    const cuda_ops_attention_sequences &q = p.sequences;
+    return {strides, 1, p.heads, q.query_rows, elements, q.query_starts, p.batch, p.queries, value};
+}
+static ClearedRows rows_of_keys(const cuda_ops_attention &p, const cuda_ops_attention_strides &strides,
+                                int64_t elements)
+{
+    const cuda_ops_attention_sequences &q = p.sequences;
+    return {strides, 1, p.key_heads, q.key_rows, elements, q.key_starts, p.batch, p.keys, 0.0f};
+}
+
 template <typename T>
-static cuda_ops_status clear_all(const AttentionCall &call)
+static cuda_ops_status clear_unpacked(const AttentionCall &call)
 {
     const cuda_ops_attention &p = call.problem;
+    cuda_ops_status status;
     if (call.backward) {
-        cuda_ops_status status = clear<T>(call.grad_query, p.grad_query, p.head_dim, false, p, 0.0f, call.stream);
+        status = clear<T>(call.grad_query, rows_of_queries(p, p.grad_query, p.head_dim, 0.0f), call.stream);
         if (status == CUDA_OPS_SUCCESS)
-            status = clear<T>(call.grad_key, p.grad_key, p.head_dim, true, p, 0.0f, call.stream);
+            status = clear<T>(call.grad_key, rows_of_keys(p, p.grad_key, p.head_dim), call.stream);
         if (status == CUDA_OPS_SUCCESS)
-            status = clear<T>(call.grad_value, p.grad_value, p.value_dim, true, p, 0.0f, call.stream);
+            status = clear<T>(call.grad_value, rows_of_keys(p, p.grad_value, p.value_dim), call.stream);
         return status;
     }
-    const cuda_ops_status status = clear<T>(call.output, p.output, p.value_dim, false, p, 0.0f, call.stream);
+    status = clear<T>(call.output, rows_of_queries(p, p.output, p.value_dim, 0.0f), call.stream);
     const cuda_ops_attention_strides dense = {0, p.sequences.query_rows, 1};
     return status != CUDA_OPS_SUCCESS
                ? status
-               : clear<accumulate_type<T>>(call.logsumexp, dense, 1, false, p, -INFINITY, call.stream);
+               : clear<accumulate_type<T>>(call.logsumexp, rows_of_queries(p, dense, 1, -INFINITY), call.stream);
 }
 
 cuda_ops_status attention_clear_unpacked(const AttentionCall &call)
 {
-    CUDA_OPS_DISPATCH(call.dtype, T, return clear_all<T>(call));
+    CUDA_OPS_DISPATCH(call.dtype, T, return clear_unpacked<T>(call));
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+}
+
+template <typename T>
+static cuda_ops_status clear_keys(const AttentionCall &call)
+{
+    const cuda_ops_attention &p = call.problem;
+    const bool packed = p.sequences.query_starts;
+    const int64_t batch = packed ? 1 : p.batch, rows = packed ? p.sequences.key_rows : p.keys;
+    const ClearedRows keys = {p.grad_key, batch, p.key_heads, rows, p.head_dim, nullptr, 0, 0, 0.0f};
+    const ClearedRows values = {p.grad_value, batch, p.key_heads, rows, p.value_dim, nullptr, 0, 0, 0.0f};
+    const cuda_ops_status status = clear<T>(call.grad_key, keys, call.stream);
+    return status != CUDA_OPS_SUCCESS ? status : clear<T>(call.grad_value, values, call.stream);
+}
+
+cuda_ops_status attention_clear_keys(const AttentionCall &call)
+{
+    CUDA_OPS_DISPATCH(call.dtype, T, return clear_keys<T>(call));
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }

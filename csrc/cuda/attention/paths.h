@@ -35,8 +35,15 @@ static inline int64_t attention_rows(const cuda_ops_attention &p)
     return p.sequences.query_starts ? p.heads * p.sequences.query_rows : p.batch * p.heads * p.queries;
 }
 
-// Zeros into rows of results that no packed sequence has (packed.cu).
+// Zeros into rows of results that no packed sequence has, and into all of the gradients of keys and values (packed.cu).
 cuda_ops_status attention_clear_unpacked(const AttentionCall &call);
+cuda_ops_status attention_clear_keys(const AttentionCall &call);
+
+// Whether backward finds remainders of logsumexp (attention.h), [b][h][i] as delta.
+static inline bool attention_has_remainder(const cuda_ops_attention &p)
+{
+    return p.mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE;
+}
 
 // delta[b][h][i] = grad_output[i] . output[i] - grad_logsumexp[i], dense, in float or double: backward's first kernel
 // (simt.cu). What reads it waits for its predecessor.

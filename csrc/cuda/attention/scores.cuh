@@ -15,6 +15,13 @@ __device__ __forceinline__ int64_t first_row_of(const cuda_ops_attention &p, con
                                     : (batch * p.heads + head) * p.queries;
 }
 
+// Whether it has a remainder that counts (attention.h).
+template <typename A>
+__device__ __forceinline__ bool is_large_logsumexp(A logsumexp)
+{
+    return fabs(logsumexp) >= A(CUDA_OPS_ATTENTION_LARGE_LOGSUMEXP) && fabs(logsumexp) < A(CUDART_INF);
+}
+
 // What the scores of one batch and head have in common.
 template <typename A>
 struct AttentionScores {

@@ -18,6 +18,7 @@ static constexpr int HALVES = COLUMNS / TILE;
 struct SimtWork {
     cuda_ops_attention p;
     const void *query, *key, *value, *output, *grad_output, *logsumexp, *delta;
+    void *remainder; // of logsumexp (paths.h); NULL: 0
     void *result, *second_result, *logsumexp_result, *grad_mask;
     int64_t *state;
     int64_t tiles, chunks, blocks; // of a head; of columns; in all
@@ -289,20 +290,70 @@ __global__ void __launch_bounds__(THREADS) attention_simt_forward_kernel(const _
     }
 }
 
+// The remainder of logsumexp: log of the sum of exp(score - logsumexp), where that is large.
+template <typename T>
+__global__ void __launch_bounds__(THREADS) attention_simt_remainder_kernel(const __grid_constant__ SimtWork work)
+{
+    typedef accumulate_type<T> A;
+    extern __shared__ __align__(16) char shared[];
+    A *const slices = (A *)shared;
+    const cuda_ops_attention &p = work.p;
+    for (int64_t index = blockIdx.x; index < work.blocks; index += gridDim.x) {
+        const SimtPosition at(work, index, p.heads);
+        const AttentionScores<A> scores(p, at.batch, at.head);
+        const cuda_ops_attention_sequence &s = scores.s;
+        const int64_t queries = s.queries - at.first;
+        A logsumexp[4], total[4] = {};
+        bool large[4], any = false;
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const int64_t i = at.first + row_in_tile(r);
+            logsumexp[r] = i < s.queries ? ((const A *)work.logsumexp)[scores.first_row + i] : A(0);
+            large[r] = is_large_logsumexp(logsumexp[r]);
+            any = any || large[r];
+        }
+        if (__syncthreads_or(any)) {
+            const T *const query = rows_of<T>(work.query, p.query, at.batch, at.head) + at.first * p.query.row;
+            const T *const key = rows_of<T>(work.key, p.key, at.batch, at.head / (p.heads / p.key_heads));
+            const int64_t last_query = at.first + (queries < TILE ? queries : TILE) - 1;
+            const int64_t end = cuda_ops_attention_sequence_last_key(&s, last_query);
+            for (int64_t j = cuda_ops_attention_sequence_first_key(&s, at.first) / TILE * TILE; j < end; j += TILE) {
+                A tile[4][4] = {}, cap;
+                multiply_rows(tile, query, p.query.row, queries, key + j * p.key.row, p.key.row, s.keys - j, p.head_dim,
+                              slices);
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++)
+                        total[r] += exp(scores.score(tile[r][c] * A(p.scale), at.first + row_in_tile(r),
+                                                     j + column_in_tile(c), cap) -
+                                        logsumexp[r]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            total[r] = sum_over_columns(total[r]);
+            const int64_t i = at.first + row_in_tile(r);
+            if (threadIdx.x % 16 == 0 && i < s.queries)
+                ((A *)work.remainder)[scores.first_row + i] = large[r] ? log(total[r]) : A(0);
+        }
+    }
+}
+
 // From scores and the products of grad_output and value: tile becomes D P, gradient dS times the cap's derivative.
 // grad_mask: where dS goes, or NULL. i, j: of one element.
 template <typename T>
 __device__ __forceinline__ void gradient_of_score(accumulate_type<T> &weight, accumulate_type<T> &gradient,
                                                   const AttentionScores<accumulate_type<T>> &scores, int64_t i,
-                                                  int64_t j, accumulate_type<T> logsumexp, accumulate_type<T> delta,
-                                                  accumulate_type<T> dropout, T *grad_mask)
+                                                  int64_t j, accumulate_type<T> logsumexp, accumulate_type<T> remainder,
+                                                  accumulate_type<T> delta, accumulate_type<T> dropout, T *grad_mask)
 {
     typedef accumulate_type<T> A;
     A cap;
     const A score = scores.score(weight * A(scores.p.scale), i, j, cap);
     // What is not seen adds nothing, whatever its value is.
     const bool seen = score != -A(CUDART_INF);
-    const A weight_of_key = seen ? exp(score - logsumexp) : A(0);
+    const A weight_of_key = seen ? exp(score - logsumexp - remainder) : A(0);
     const A gradient_of_key = seen ? weight_of_key * (gradient * dropout - delta) : A(0);
     if (grad_mask && i < scores.s.queries && j < scores.s.keys)
         grad_mask[((int64_t)scores.row + i) * scores.p.keys + j] = store_from_accumulate<T>(gradient_of_key);
@@ -332,11 +383,12 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_query_kernel(cons
         const T *const key = rows_of<T>(work.key, p.key, at.batch, key_head) + s.first_key * p.key.row;
         const T *const value = rows_of<T>(work.value, p.value, at.batch, key_head) + s.first_key * p.value.row;
         T *const grad_mask = at.chunk == 0 ? (T *)work.grad_mask : nullptr;
-        A logsumexp[4], delta[4];
+        A logsumexp[4], remainder[4], delta[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             const int64_t i = at.first + row_in_tile(r);
             logsumexp[r] = i < s.queries ? ((const A *)work.logsumexp)[scores.first_row + i] : A(0);
+            remainder[r] = work.remainder && i < s.queries ? ((const A *)work.remainder)[scores.first_row + i] : A(0);
             delta[r] = i < s.queries ? ((const A *)work.delta)[scores.first_row + i] : A(0);
         }
         // Of a gradient for the mask every element is written.
@@ -361,7 +413,7 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_query_kernel(cons
 #pragma unroll
                     for (int e = 0; e < 2; e++)
                         gradient_of_score<T>(tile[r][c + e], gradient[r][c + e], scores, i, column + e, logsumexp[r],
-                                             delta[r], factors[e], grad_mask);
+                                             remainder[r], delta[r], factors[e], grad_mask);
                 }
             store_weights(weights, gradient);
             multiply_weights(sum, weights, key + j * p.key.row, p.key.row, s.keys - j, at.chunk * COLUMNS, p.head_dim,
@@ -411,6 +463,8 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_key_value_kernel(
                     const int64_t at_query = i + column_in_tile(c);
                     const bool there = at_query < s.queries;
                     const A logsumexp = there ? ((const A *)work.logsumexp)[scores.first_row + at_query] : A(0);
+                    const bool has_remainder = there && work.remainder;
+                    const A remainder = has_remainder ? ((const A *)work.remainder)[scores.first_row + at_query] : A(0);
                     const A delta = there ? ((const A *)work.delta)[scores.first_row + at_query] : A(0);
 #pragma unroll
                     for (int r = 0; r < 4; r += 2) {
@@ -421,7 +475,7 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_key_value_kernel(
 #pragma unroll
                         for (int e = 0; e < 2; e++)
                             gradient_of_score<T>(tile[r + e][c], gradient[r + e][c], scores, at_query, at_key + e,
-                                                 logsumexp, delta, factors[e], nullptr);
+                                                 logsumexp, remainder, delta, factors[e], nullptr);
                     }
                 }
                 store_weights(weights, tile);
@@ -522,7 +576,8 @@ cuda_ops_status attention_delta(void *delta, const AttentionCall &call)
 int64_t attention_simt_workspace(const AttentionCall &call, const Device &)
 {
     const cuda_ops_attention &p = call.problem;
-    return call.backward ? attention_rows(p) * (call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
+    const int64_t size = call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
+    return call.backward ? attention_rows(p) * size * (attention_has_remainder(p) ? 2 : 1) : 0;
 }
 
 template <typename A>
@@ -555,6 +610,10 @@ static cuda_ops_status simt(const AttentionCall &call)
     }
     work.grad_output = call.grad_output, work.logsumexp = call.logsumexp, work.delta = call.workspace;
     cuda_ops_status status = launch_delta<T>(call.workspace, call);
+    if (status == CUDA_OPS_SUCCESS && attention_has_remainder(p)) {
+        work.remainder = (A *)call.workspace + attention_rows(p);
+        status = launch<A>(attention_simt_remainder_kernel<T>, work, p.heads, p.queries, 0, call.stream);
+    }
     if (status != CUDA_OPS_SUCCESS)
         return status;
     work.result = call.grad_query, work.grad_mask = call.grad_mask;

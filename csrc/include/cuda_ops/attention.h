@@ -8,7 +8,8 @@
  * where cap(x) = softcap * tanh(x / softcap), or x without one. Key j is seen by query i if
  *     i + diagonal - window_left <= j <= i + diagonal + window_right
  * and a boolean mask is true there. A query that sees no key, or whose scores are all -inf, has output 0, logsumexp -inf
- * and gradients 0.
+ * and gradients 0. Where they are all equal its keys weigh alike, however low they are: a mask of the lowest float hides
+ * a key beside others, but no row.
  *
  *   query [batch, heads, queries, head_dim], key [batch, key_heads, keys, head_dim], value [batch, key_heads, keys,
  *       value_dim], output [batch, heads, queries, value_dim], and their gradients: of the dtype, of any strides but
@@ -23,8 +24,8 @@
  *     dP[i][j]      = D grad_output[i] . value[j],   delta[i] = grad_output[i] . output[i] - grad_logsumexp[i]
  *     dS[i][j]      = P[i][j] (dP[i][j] - delta[i])           (grad_mask), then times cap's derivative
  *     grad_query[i] = scale * sum over j of dS[i][j] key[j],  grad_key[j] = scale * sum over i of dS[i][j] query[i]
- * and over the heads of a key head for grad_key and grad_value. Results repeat bit by bit, on the CPU for any number of
- * threads.
+ * and over the heads of a key head for grad_key and grad_value; without queries those are 0. Results repeat bit by bit,
+ * on the CPU for any number of threads.
  *
  * Sources: online softmax by Milakov and Gimelshein (arXiv 1805.02867), tiles and recomputation by Dao et al.
  * (FlashAttention, arXiv 2205.14135 and 2307.08691).
@@ -55,6 +56,12 @@ typedef enum cuda_ops_attention_mask_kind {
 /* A window without a bound, and the largest there is: sums with indices do not overflow, also where a compiler computes
  * both sides of a choice. */
 #define CUDA_OPS_ATTENTION_UNBOUNDED (INT64_MAX / 4)
+
+/* A logsumexp of this size or more, positive or negative, is rounded by so much that weights made of it would not add
+ * up to 1: of scores that are the lowest float, as a mask may have it, it is that itself, whatever the number of keys.
+ * Where a mask is added, backward adds up exp(score - logsumexp) of such rows first; the log of that is the remainder
+ * of logsumexp, and P = exp((score - logsumexp) - remainder). */
+#define CUDA_OPS_ATTENTION_LARGE_LOGSUMEXP 256
 
 /* Where the sequences of a batch have lengths of their own; all zero: they have not. `queries` and `keys` of the call
  * are then the most that one may have. Numbers in memory are clamped to what there is, so that nothing beyond the

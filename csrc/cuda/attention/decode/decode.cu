@@ -1,7 +1,8 @@
 // attention, decode path: few queries and many keys, which are read once, by all queries of the heads that share them.
 // A block takes a part of the keys of one key head, for up to 64 rows (queries of its heads) on the tensor cores, where
 // 16 rows are the left operand whether they exist or not, or 4 on the CUDA cores. Where keys are split, each part leaves
-// a normalised result and its logsumexp, by which a second kernel weighs the parts, in order: results repeat bit by bit.
+// a normalised result, its largest score and its sum, by which a second kernel weighs the parts, in order: results
+// repeat bit by bit.
 // Keys may lie in a cache, whose lengths and pages are read here (cuda_ops_attention_sequences).
 // Bound by memory: bytes of keys and values, of which an H200 gets 3.5 to 4.1 TB/s where there are 256 MB or more.
 #include "attention/decode/decode.h"
@@ -25,17 +26,18 @@ __global__ void __launch_bounds__(THREADS) attention_decode_combine_kernel(const
     wait_for_predecessor();
     release_successor();
     for (int64_t row = blockIdx.x; row < work.all_rows; row += gridDim.x) {
-        const A *const logsumexp = (const A *)work.partial_logsumexp + row;
+        const A *const maxima = (const A *)work.partial_maximum + row, *const totals =
+                                                                           (const A *)work.partial_total + row;
         A largest = -A(CUDART_INF);
         for (int s = lane; s < work.splits; s += WARP_SIZE)
-            largest = fmax(largest, logsumexp[s * work.all_rows]);
+            largest = fmax(largest, maxima[s * work.all_rows]);
 #pragma unroll
         for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2)
             largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, offset));
         const A base = largest == -A(CUDART_INF) ? A(0) : largest;
         A total = 0;
         for (int s = lane; s < work.splits; s += WARP_SIZE)
-            total += exp(logsumexp[s * work.all_rows] - base);
+            total += totals[s * work.all_rows] * exp(maxima[s * work.all_rows] - base);
         total = warp_sum(total);
         const A factor = total == A(0) ? A(0) : A(1) / total;
         const int64_t i = row % p.queries, head = row / p.queries % p.heads, batch = row / p.queries / p.heads;
@@ -44,7 +46,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_combine_kernel(const
             A sum[4] = {};
 #pragma unroll 4
             for (int s = warp; s < work.splits; s += WARPS) {
-                const A weight = exp(logsumexp[s * work.all_rows] - base);
+                const A weight = totals[s * work.all_rows] * exp(maxima[s * work.all_rows] - base);
                 const A *const partial = (const A *)work.partial + (s * work.all_rows + row) * value_dim;
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
@@ -147,7 +149,7 @@ static DecodeAttention work_of(const AttentionCall &call, const Device &device, 
     work.output = call.output, work.logsumexp = call.logsumexp;
     work.rows = rows_of_key_head(p);
     work.all_rows = p.batch * p.heads * p.queries;
-    work.general = p.softcap > 0 || p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || p.alibi_slopes;
+    work.general = p.softcap > 0 || p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || p.alibi_slopes || !(p.scale > 0);
     work.vectors = attention_rows_are_aligned(call);
     if (p.sequences.block_table)
         work.page_size = divider_by((uint32_t)p.sequences.page_size);
@@ -166,7 +168,7 @@ static DecodeAttention work_of(const AttentionCall &call, const Device &device, 
 
 static int64_t bytes_of(const DecodeAttention &work, cuda_ops_dtype dtype)
 {
-    return work.splits > 1 ? work.splits * work.all_rows * (work.p.value_dim + 1) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4)
+    return work.splits > 1 ? work.splits * work.all_rows * (work.p.value_dim + 2) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4)
                            : 0;
 }
 
@@ -196,7 +198,8 @@ cuda_ops_status attention_decode(const AttentionCall &call, const Device &device
     if (work.splits > 1) {
         work.partial = call.workspace;
         const int64_t size = call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
-        work.partial_logsumexp = (char *)call.workspace + work.splits * work.all_rows * p.value_dim * size;
+        work.partial_maximum = (char *)call.workspace + work.splits * work.all_rows * p.value_dim * size;
+        work.partial_total = (char *)work.partial_maximum + work.splits * work.all_rows * size;
     }
     const int64_t blocks = p.batch * p.key_heads * work.chunks * work.splits;
     const int head = padded_head(p);

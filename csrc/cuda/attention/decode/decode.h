@@ -9,14 +9,17 @@
 struct DecodeAttention {
     cuda_ops_attention p;
     const void *query, *key, *value;
-    void *output, *logsumexp;          // of the call
-    void *partial, *partial_logsumexp; // [splits, all rows, value_dim] and [splits, all rows], where splits > 1
-    int64_t rows;                      // of a key head
-    int64_t all_rows;                  // of the call
-    int chunks;                        // of rows, a block each
-    int splits;                        // of keys, a block each
-    bool general;                      // scores are more than scaled products within windows
-    bool vectors;                      // rows are whole 16-byte vectors that are aligned
+    void *output, *logsumexp; // of the call
+    // Where splits > 1, of each part: results, [splits, all rows, value_dim], and the largest score and the sum of
+    // exponentials of what is less than it, [splits, all rows]. Their logsumexp is one number, which for low scores is
+    // the largest alone, however many there are.
+    void *partial, *partial_maximum, *partial_total;
+    int64_t rows;     // of a key head
+    int64_t all_rows; // of the call
+    int chunks;       // of rows, a block each
+    int splits;       // of keys, a block each
+    bool general;     // scores are more than products within windows times a positive scale
+    bool vectors;     // rows are whole 16-byte vectors that are aligned
     Divider page_size;
 };
 

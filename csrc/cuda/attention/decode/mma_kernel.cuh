@@ -11,7 +11,7 @@
 #include "ptx/shared_memory.cuh"
 
 static constexpr int THREADS = 128, WARPS = THREADS / WARP_SIZE;
-static constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
+static constexpr float LOG2_E = 1.44269504088896341f;
 
 // Tiles of keys and values of 16 KiB each, in a ring of three.
 template <int HEAD>
@@ -35,12 +35,12 @@ __device__ __forceinline__ uint32_t pack(float low, float high)
     return is_bfloat16<T> ? cvt_rn_bf16x2_f32(high, low) : cvt_rn_f16x2_f32(high, low);
 }
 
-// A call, since it is rarely wanted and would be most of the kernel. In units of log2.
+// A call, since it is rarely wanted and would be most of the kernel.
 [[maybe_unused]] static __device__ __noinline__ float decode_general_score(const AttentionScores<float> &scores,
                                                                            float product, int64_t i, int64_t j)
 {
     float cap;
-    return scores.score(product * (float)scores.p.scale, i, j, cap) * LOG2_E;
+    return scores.score(product * (float)scores.p.scale, i, j, cap);
 }
 
 #endif
@@ -129,7 +129,9 @@ __global__ void __launch_bounds__(THREADS) attention_decode_mma_kernel(const __g
     // Rows of a tile are of one head or of several; the slopes of a thread's two rows may differ.
     AttentionScores<float> scores[2] = {{p, at.batch, head[0]}, {p, at.batch, head[1]}};
     scores[0].s = scores[1].s = at.s;
-    const float to_log2 = (float)p.scale * LOG2_E;
+    // Of what `weights` hold: scores, or products. The largest is subtracted before they are multiplied: where a mask
+    // has the lowest float, so has the score, which times log2(e) would be -inf.
+    const float to_score = work.general ? 1.0f : (float)p.scale, to_log2 = to_score * LOG2_E;
     const int tiles = at.from < at.s.keys ? (int)ceil_div(at.s.keys - at.from, TILE) : 0;
     float sum[HEAD / 8][4] = {}, maximum[2] = {-CUDART_INF_F, -CUDART_INF_F}, total[2] = {};
     int stage = 0, stage_to_load = 0;
@@ -167,7 +169,6 @@ __global__ void __launch_bounds__(THREADS) attention_decode_mma_kernel(const __g
                     for (int e = 0; e < 2; e++) {
                         float &x = weights[n][2 * half + e];
                         const int at_key = j + 8 * n + e;
-                        x *= work.general ? 1.0f : to_log2;
                         if (at_key < first[half] || at_key >= last[half])
                             x = -CUDART_INF_F;
                         else if (work.general)
@@ -178,14 +179,14 @@ __global__ void __launch_bounds__(THREADS) attention_decode_mma_kernel(const __g
                 largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
                 // Of -inf alone the exponentials are 0.
                 const float base = largest == -CUDART_INF_F ? 0.0f : largest;
-                factors[half] = ex2_approx_ftz(maximum[half] - base);
+                factors[half] = ex2_approx_ftz((maximum[half] - base) * to_log2);
                 maximum[half] = largest;
                 total[half] *= factors[half];
 #pragma unroll
                 for (int n = 0; n < 2; n++)
 #pragma unroll
                     for (int e = 2 * half; e < 2 * half + 2; e++) {
-                        weights[n][e] = ex2_approx_ftz(weights[n][e] - base);
+                        weights[n][e] = ex2_approx_ftz((weights[n][e] - base) * to_log2);
                         total[half] += weights[n][e];
                     }
             }
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_mma_kernel(const __g
             largest = fmaxf(largest, maxima[w][row]);
         const float base = largest == -CUDART_INF_F ? 0.0f : largest;
         for (int w = tile; w < WARPS; w += row_tiles)
-            sum_of_row += totals[w][row] * ex2_approx_ftz(maxima[w][row] - base);
+            sum_of_row += totals[w][row] * ex2_approx_ftz((maxima[w][row] - base) * to_log2);
     };
     constexpr int PITCH = HEAD + 8; // between rows, which would else be in the same banks
     float *const result = (float *)shared;
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_mma_kernel(const __g
         float largest, sum_of_row;
         of_row(row_tile, g + 8 * half, largest, sum_of_row);
         const float base = largest == -CUDART_INF_F ? 0.0f : largest;
-        scale[half] = sum_of_row == 0.0f ? 0.0f : ex2_approx_ftz(maximum[half] - base) / sum_of_row;
+        scale[half] = sum_of_row == 0.0f ? 0.0f : ex2_approx_ftz((maximum[half] - base) * to_log2) / sum_of_row;
     }
     for (int turn = 0; turn < parts; turn++) {
         if (part == turn)
@@ -267,11 +268,14 @@ __global__ void __launch_bounds__(THREADS) attention_decode_mma_kernel(const __g
     for (int row = threadIdx.x; row < at.count; row += THREADS) {
         float largest, sum_of_row;
         of_row(row / 16, row % 16, largest, sum_of_row);
-        const float logsumexp = sum_of_row == 0.0f ? -CUDART_INF_F : largest * LN_2 + logf(sum_of_row);
-        if (work.splits > 1)
-            ((float *)work.partial_logsumexp)[row_of_split + row] = logsumexp;
-        else
-            ((float *)work.logsumexp)[row_of_all + row] = logsumexp;
+        largest *= to_score;
+        if (work.splits > 1) {
+            ((float *)work.partial_maximum)[row_of_split + row] = largest;
+            ((float *)work.partial_total)[row_of_split + row] = sum_of_row;
+        } else {
+            ((float *)work.logsumexp)[row_of_all + row] =
+                sum_of_row == 0.0f ? -CUDART_INF_F : largest + logf(sum_of_row);
+        }
     }
 #endif
 }

@@ -240,7 +240,6 @@ __global__ void __launch_bounds__(THREADS) attention_decode_simt_kernel(const __
             factors[w] = exp(maxima[w][r] - (largest_of_row == -A(CUDART_INF) ? A(0) : largest_of_row));
             sum_of_row += totals[w][r] * factors[w];
         }
-        const A logsumexp = sum_of_row == A(0) ? -A(CUDART_INF) : largest_of_row + log(sum_of_row);
         const int64_t r_of_all = at.first_row + r;
         T *const to = (T *)work.output + at.batch * p.output.batch +
                       (at.key_head * group + r_of_all / p.queries) * p.output.head +
@@ -258,10 +257,13 @@ __global__ void __launch_bounds__(THREADS) attention_decode_simt_kernel(const __
                 to[d] = store_from_accumulate<T>(x);
         }
         if (threadIdx.x == 0) {
-            if (work.splits > 1)
-                ((A *)work.partial_logsumexp)[row_of_split + r] = logsumexp;
-            else
-                ((A *)work.logsumexp)[row_of_all + r] = logsumexp;
+            if (work.splits > 1) {
+                ((A *)work.partial_maximum)[row_of_split + r] = largest_of_row;
+                ((A *)work.partial_total)[row_of_split + r] = sum_of_row;
+            } else {
+                ((A *)work.logsumexp)[row_of_all + r] =
+                    sum_of_row == A(0) ? -A(CUDART_INF) : largest_of_row + log(sum_of_row);
+            }
         }
     }
 }

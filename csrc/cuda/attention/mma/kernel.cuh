@@ -15,12 +15,13 @@
 static constexpr int THREADS = 128;
 static constexpr int WARPS = THREADS / WARP_SIZE;
 static constexpr int TILE = 64; // keys of a tile; backward queries too
-static constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
+static constexpr float LOG2_E = 1.44269504088896341f;
 
 struct MmaAttention {
     cuda_ops_attention p;
     const void *query, *key, *value, *grad_output;
     const float *logsumexp, *delta;
+    float *remainder; // of logsumexp (paths.h); NULL: 0
     void *result, *second_result;
     float *logsumexp_result;
     DropoutWork dropout;
@@ -38,6 +39,7 @@ struct MmaShape {
     static constexpr int STAGES = HEAD <= 128 ? 2 : 1, COLUMNS = HEAD < 128 ? HEAD : 128;
     static constexpr int FORWARD_BYTES = (ROWS + 2 * TILE) * HEAD * 2;
     static constexpr int BACKWARD_BYTES = (2 + 2 * STAGES) * TILE * HEAD * 2 + STAGES * 2 * TILE * 4;
+    static constexpr int REMAINDER_BYTES = 2 * TILE * HEAD * 2;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -182,15 +184,30 @@ __device__ __forceinline__ SeenColumns seen_columns(int64_t begin, int64_t end, 
     return seen;
 }
 
-struct GeneralScore {
-    float score, cap; // the score in units of log2; -inf where the key is not seen
-};
-// A call: inlined for each of a thread's scores, it would be most of the kernel.
-[[maybe_unused]] static __device__ __noinline__ GeneralScore general_score(const AttentionScores<float> &scores,
-                                                                           float x, int64_t i, int64_t j)
+// Calls: inlined for each of a thread's scores, they would be most of the kernel.
+// The score of a product, -inf where the key is not seen. Not in units of log2: where a mask has the lowest float, so
+// has the score, which times log2(e) would be -inf. It is multiplied once the row's largest has been subtracted.
+[[maybe_unused]] static __device__ __noinline__ float general_score(const AttentionScores<float> &scores, float x,
+                                                                    int64_t i, int64_t j)
 {
-    GeneralScore result;
-    result.score = scores.score(x * (float)scores.p.scale, i, j, result.cap) * LOG2_E;
+    float cap;
+    return scores.score(x * (float)scores.p.scale, i, j, cap);
+}
+
+struct GeneralWeight {
+    float weight, cap;
+    bool seen;
+};
+// exp(score - logsumexp), less the remainder of that, if there is one; 0 where the key is not seen.
+[[maybe_unused]] static __device__ __noinline__ GeneralWeight general_weight(const AttentionScores<float> &scores,
+                                                                             const float *remainder, float x,
+                                                                             float logsumexp, int64_t i, int64_t j)
+{
+    GeneralWeight result;
+    const float score = scores.score(x * (float)scores.p.scale, i, j, result.cap);
+    result.seen = score != -CUDART_INF_F;
+    const float rest = remainder && result.seen ? remainder[scores.first_row + i] : 0.0f;
+    result.weight = result.seen ? ex2_approx_ftz((score - logsumexp - rest) * LOG2_E) : 0.0f;
     return result;
 }
 
@@ -290,7 +307,8 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
     const int64_t last_query = (first + ROWS < s.queries ? first + ROWS : s.queries) - 1;
     const int64_t begin = first_key_of_tile(s, first), end = cuda_ops_attention_sequence_last_key(&s, last_query);
     const int my_row = 16 * TILES * warp;
-    const float to_log2 = work.general ? 1.0f : (float)p.scale * LOG2_E;
+    // Of what `weights` hold: scores, or products.
+    const float to_score = work.general ? 1.0f : (float)p.scale, to_log2 = to_score * LOG2_E;
     const AttentionScores<float> scores(p, batch, head);
 
     float sum[TILES][HEAD / 8][4] = {}, maximum[TILES][2], total[TILES][2] = {};
@@ -318,8 +336,7 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
                     for (int e = 0; e < 4; e++)
                         weights[m][n][e] =
                             general_score(scores, weights[m][n][e], first + my_row + 16 * m + g + e / 2 * 8,
-                                          j + 8 * n + 2 * t + e % 2)
-                                .score;
+                                          j + 8 * n + 2 * t + e % 2);
         } else if (!sees_all(s, first, ROWS, j)) {
 #pragma unroll
             for (int m = 0; m < TILES; m++)
@@ -347,9 +364,16 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
                 largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
                 largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
                 // Of -inf alone the exponentials are 0.
-                const float base = largest == -CUDART_INF_F ? 0.0f : largest * to_log2;
-                const float factor = ex2_approx_ftz(maximum[m][half] * to_log2 - base);
+                const float reference = largest == -CUDART_INF_F ? 0.0f : largest;
+                const float factor = ex2_approx_ftz((maximum[m][half] - reference) * to_log2);
                 maximum[m][half] = largest;
+                if (work.general)
+#pragma unroll
+                    for (int n = 0; n < 8; n++)
+#pragma unroll
+                        for (int e = 2 * half; e < 2 * half + 2; e++)
+                            weights[m][n][e] -= reference;
+                const float base = work.general ? 0.0f : reference * to_log2;
                 float added = 0.0f;
 #pragma unroll
                 for (int n = 0; n < 8; n++)
@@ -387,7 +411,7 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
             const int row = my_row + 16 * m + g + 8 * half;
             if (t == 0 && row < queries)
                 work.logsumexp_result[scores.first_row + first + row] =
-                    total[m][half] == 0.0f ? -CUDART_INF_F : maximum[m][half] * to_log2 * LN_2 + logf(total[m][half]);
+                    total[m][half] == 0.0f ? -CUDART_INF_F : maximum[m][half] * to_score + logf(total[m][half]);
             total[m][half] = total[m][half] == 0.0f ? 0.0f : 1.0f / total[m][half];
         }
     store_rows<T, HEAD, HEAD>(q, my_row,
@@ -407,15 +431,72 @@ __device__ __forceinline__ void gradient_of_score(float &weight, float &gradient
     gradient = seen ? weight * (gradient - delta) : 0.0f;
 }
 __device__ __forceinline__ void gradient_of_general_score(float &weight, float &gradient, float logsumexp, float delta,
-                                                          const AttentionScores<float> &scores, int64_t i, int64_t j)
+                                                          const AttentionScores<float> &scores, const float *remainder,
+                                                          int64_t i, int64_t j)
 {
-    const GeneralScore s = general_score(scores, weight, i, j);
-    const bool seen = s.score != -CUDART_INF_F;
-    weight = seen ? ex2_approx_ftz(s.score - logsumexp) : 0.0f;
-    gradient = seen ? weight * (gradient - delta) * s.cap : 0.0f;
+    const GeneralWeight w = general_weight(scores, remainder, weight, logsumexp, i, j);
+    weight = w.weight;
+    gradient = w.seen ? weight * (gradient - delta) * w.cap : 0.0f;
 }
 
 #endif
+
+// The remainder of logsumexp: log of the sum of exp(score - logsumexp), where that is large.
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(THREADS) attention_mma_remainder_kernel(const __grid_constant__ MmaAttention work)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    extern __shared__ __align__(128) char shared[];
+    const cuda_ops_attention &p = work.p;
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
+    const int64_t head_index = blockIdx.x / work.tiles, batch = head_index / p.heads, head = head_index % p.heads;
+    const AttentionScores<float> scores(p, batch, head);
+    const cuda_ops_attention_sequence &s = scores.s;
+    const int64_t first = blockIdx.x % work.tiles * TILE, queries = s.queries - first;
+    const int my_row = 16 * warp;
+    float logsumexp[2], total[2] = {};
+    bool large[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t i = first + my_row + g + 8 * half;
+        logsumexp[half] = i < s.queries ? work.logsumexp[scores.first_row + i] : 0.0f;
+        large[half] = is_large_logsumexp(logsumexp[half]);
+    }
+    if (__syncthreads_or(large[0] || large[1])) {
+        const uint32_t q = shared_address(shared), k = q + TILE * HEAD * 2;
+        const int head_dim = (int)p.head_dim;
+        const int64_t last_query = (first + TILE < s.queries ? first + TILE : s.queries) - 1;
+        const int64_t end = cuda_ops_attention_sequence_last_key(&s, last_query);
+        const T *const key = rows_of<const T>(work.key, p.key, batch, head / (p.heads / p.key_heads));
+        load_tile<HEAD, TILE>(q, rows_of<const T>(work.query, p.query, batch, head) + first * p.query.row, p.query.row,
+                              queries, head_dim);
+        for (int64_t j = first_key_of_tile(s, first); j < end; j += TILE) {
+            load_tile<HEAD, TILE>(k, key + j * p.key.row, p.key.row, s.keys - j, head_dim);
+            cp_async_wait_all();
+            __syncthreads();
+            float products[1][8][4] = {};
+            multiply_rows<T, HEAD>(products, q, my_row, k);
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const float score = general_score(scores, products[0][n][e], first + my_row + g + e / 2 * 8,
+                                                      j + 8 * n + 2 * t + e % 2);
+                    total[e / 2] += ex2_approx_ftz((score - logsumexp[e / 2]) * LOG2_E);
+                }
+            __syncthreads(); // the keys have been read
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        total[half] += __shfl_xor_sync(FULL_WARP, total[half], 1);
+        total[half] += __shfl_xor_sync(FULL_WARP, total[half], 2);
+        const int row = my_row + g + 8 * half;
+        if (t == 0 && row < queries)
+            work.remainder[scores.first_row + first + row] = large[half] ? logf(total[half]) : 0.0f;
+    }
+#endif
+}
 
 // By queries: dS = P (grad_output value^T - delta), grad_query = scale * dS key.
 template <typename T, int HEAD>
@@ -455,7 +536,7 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
         const int64_t i = first + my_row + g + 8 * half;
         const bool there = i < s.queries;
         const float l = there ? work.logsumexp[scores.first_row + i] : 0.0f;
-        logsumexp[half] = l == -CUDART_INF_F ? 0.0f : l * LOG2_E;
+        logsumexp[half] = l == -CUDART_INF_F ? 0.0f : l * (work.general ? 1.0f : LOG2_E);
         delta[half] = there ? work.delta[scores.first_row + i] : 0.0f;
     }
     if (begin < end) {
@@ -497,7 +578,8 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
 #pragma unroll
                     for (int e = 0; e < 2; e++)
                         gradient_of_general_score(weights[0][n][2 * half + e], gradients[0][n][2 * half + e],
-                                                  logsumexp[half], delta[half], scores, i, j + 8 * n + 2 * t + e);
+                                                  logsumexp[half], delta[half], scores, work.remainder, i,
+                                                  j + 8 * n + 2 * t + e);
             else
 #pragma unroll
                 for (int n = 0; n < 8; n++)
@@ -610,14 +692,14 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 const float l = __uint_as_float(bits[0][e]), delta = __uint_as_float(bits[1][e]);
-                const float logsumexp = l == -CUDART_INF_F ? 0.0f : l * LOG2_E;
+                const float logsumexp = l == -CUDART_INF_F ? 0.0f : l * (work.general ? 1.0f : LOG2_E);
                 const int column = 8 * n + 2 * t + e;
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     float &weight = weights[0][n][2 * half + e], &gradient = gradients[0][n][2 * half + e];
                     if (work.general)
-                        gradient_of_general_score(weight, gradient, logsumexp, delta, scores, i + column,
-                                                  first + my_row + g + 8 * half);
+                        gradient_of_general_score(weight, gradient, logsumexp, delta, scores, work.remainder,
+                                                  i + column, first + my_row + g + 8 * half);
                     else
                         gradient_of_score(weight, gradient, logsumexp, delta, to_log2, seen[half].has(column));
                 }
@@ -645,7 +727,7 @@ __global__ void __launch_bounds__(THREADS)
 #endif
 }
 
-enum AttentionProduct { ATTENTION_FORWARD, ATTENTION_GRAD_QUERY, ATTENTION_GRAD_KEY_VALUE };
+enum AttentionProduct { ATTENTION_FORWARD, ATTENTION_REMAINDER, ATTENTION_GRAD_QUERY, ATTENTION_GRAD_KEY_VALUE };
 
 template <typename T, int HEAD>
 static cuda_ops_status launch_mma_attention(AttentionProduct product, const MmaAttention &work, int64_t blocks,
@@ -653,9 +735,12 @@ static cuda_ops_status launch_mma_attention(AttentionProduct product, const MmaA
 {
     typedef MmaShape<HEAD> S;
     const auto kernel = product == ATTENTION_FORWARD      ? attention_mma_forward_kernel<T, HEAD>
+                        : product == ATTENTION_REMAINDER  ? attention_mma_remainder_kernel<T, HEAD>
                         : product == ATTENTION_GRAD_QUERY ? attention_mma_grad_query_kernel<T, HEAD>
                                                           : attention_mma_grad_key_value_kernel<T, HEAD>;
-    const int bytes = product == ATTENTION_FORWARD ? S::FORWARD_BYTES : S::BACKWARD_BYTES;
+    const int bytes = product == ATTENTION_FORWARD     ? S::FORWARD_BYTES
+                      : product == ATTENTION_REMAINDER ? S::REMAINDER_BYTES
+                                                       : S::BACKWARD_BYTES;
     if (bytes > 48 << 10)
         allow_shared_memory(kernel, bytes);
     kernel<<<(unsigned int)blocks, THREADS, bytes, stream>>>(work);

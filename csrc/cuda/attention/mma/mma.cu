@@ -4,7 +4,8 @@
 // turn by cp.async, each while the other is multiplied with; scores stay in registers, and become the left operand of
 // the second product. Rows are padded to 64, 128 or 256 elements, but products stop at the row's length.
 // Backward is delta, then a kernel by queries and one by keys, both of which compute the scores again: two products
-// more than needed, but nothing is added up between blocks, and results repeat bit by bit.
+// more than needed, but nothing is added up between blocks, and results repeat bit by bit. Where a mask is added, one
+// before finds what of logsumexp a float does not hold.
 // Bound by shared memory: a warp reads an operand's tile for 16 or 32 rows.
 #include "attention/mma/kernel.cuh"
 
@@ -66,7 +67,7 @@ Answer attention_mma_supports(const AttentionCall &call, const Device &device)
 int64_t attention_mma_workspace(const AttentionCall &call, const Device &)
 {
     const cuda_ops_attention &p = call.problem;
-    return call.backward ? attention_rows(p) * 4 : 0;
+    return call.backward ? attention_rows(p) * 4 * (attention_has_remainder(p) ? 2 : 1) : 0;
 }
 
 cuda_ops_status attention_mma(const AttentionCall &call, const Device &)
@@ -89,10 +90,14 @@ cuda_ops_status attention_mma(const AttentionCall &call, const Device &)
     work.grad_output = call.grad_output, work.logsumexp = (const float *)call.logsumexp;
     work.delta = (const float *)call.workspace;
     cuda_ops_status status = attention_delta(call.workspace, call);
+    work.tiles = ceil_div(p.queries, TILE);
+    if (status == CUDA_OPS_SUCCESS && attention_has_remainder(p)) {
+        work.remainder = (float *)call.workspace + attention_rows(p);
+        status = launch(ATTENTION_REMAINDER, head, work, p.batch * p.heads * work.tiles, call.stream);
+    }
     if (status != CUDA_OPS_SUCCESS)
         return status;
     work.result = call.grad_query;
-    work.tiles = ceil_div(p.queries, TILE);
     status = launch(ATTENTION_GRAD_QUERY, head, work, p.batch * p.heads * work.tiles, call.stream);
     if (status != CUDA_OPS_SUCCESS || p.keys == 0)
         return status;
