@@ -20,6 +20,7 @@ FLAGS += ["-fsanitize=address,alignment", "-fno-sanitize-recover=all"]
 OPS = {
     "permute_contiguous": (["permute_contiguous"], 60),
     "concat": (["concat.cu"], 60),
+    "cumsum": (["cumsum.cu"], 60),
     "dropout": (["dropout.cu"], 60),
     "prelu": (["prelu.cu"], 40),
     "scatter": (["scatter.cu"], 40),
@@ -80,6 +81,26 @@ def run(program, cases, first=0):
 def test_kernels(op, c_kernels, tmp_path):
     paths, cases = OPS[op]
     result = run(build(op, paths, c_kernels, tmp_path), cases)
+    assert result.returncode == 0, result.stderr
+
+
+# Sizes from which on kernels work in several parts, and how small they are made here, so that small cases do.
+SMALLER = {
+    "scatter": {"SLICE_BYTES = 32 << 20": "SLICE_BYTES = 512", "MOST_SLICES = 4": "MOST_SLICES = 1000"},
+    "cumsum": {"WANTED_ROW_BLOCKS = 528": "WANTED_ROW_BLOCKS = 5"},
+}
+
+
+@pytest.mark.parametrize("op", SMALLER)
+def test_parts(op, c_kernels, tmp_path):
+    def change(path, text):
+        for right, small in SMALLER[op].items():
+            assert right in text
+            text = text.replace(right, small)
+        return text
+
+    paths, cases = OPS[op]
+    result = run(build(op, paths, c_kernels, tmp_path, change), cases)
     assert result.returncode == 0, result.stderr
 
 
