@@ -153,17 +153,17 @@ DEFECTS = [
     Defect(
         310,
         "cumsum.cu",
-        "reverse: the first chunk counted as long as the others",
-        "unit.from = (row + shorter) / plan.chunk;",
-        "unit.from = (row + 0 * shorter) / plan.chunk;",
+        "reverse: the first chunk's first row starts with its first vector",
+        "unit.start = plan.reverse ? (count - unit.length % count) % count : 0;",
+        "unit.start = 0;",
         "cumsum",
     ),
     Defect(
         311,
         "cumsum.cu",
         "a warp whose own rows start does not end the sums of those before",
-        "reaches = reaches && (w >= warp || !closed[w]);",
-        "reaches = reaches && (w + 1 >= warp || !closed[w]);",
+        "before = closed[w] ? totals[w] : before + totals[w];",
+        "before += totals[w];",
         "cumsum",
     ),
     Defect(

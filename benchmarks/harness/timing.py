@@ -71,12 +71,13 @@ def wall_sampler(calls: list[Callable], device, least_seconds: float) -> Callabl
 
 def graph_sampler(calls: list[Callable], device, stream, least_seconds: float) -> Callable[[], float]:
     """As wall_sampler, by CUDA events around replays of a graph of all calls."""
-    # A graph of some calls at least: events around a single short one would time the gap between them.
+    # A graph of a millisecond at least: events around a single short call would time the gap between them. No longer,
+    # since a graph holds the outputs of all its calls.
     synchronize(device)
     start = time.perf_counter()
     calls[0]()
     synchronize(device)
-    wanted = 20 if time.perf_counter() - start < 1e-3 else 1
+    wanted = min(20, math.ceil(1e-3 / (time.perf_counter() - start)))
     calls = calls * math.ceil(wanted / len(calls)) if len(calls) < wanted else calls
     graph = torch.cuda.CUDAGraph()
     outputs = []

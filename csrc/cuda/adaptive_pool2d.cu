@@ -20,6 +20,8 @@ static constexpr int SCATTERED_WINDOWS = 16;        // positions from which on m
 static constexpr int64_t BACKWARD_BLOCKS = 132 * 8; // of large GPUs
 static constexpr int MOST_TABLE_BYTES = 16 << 10;
 static constexpr int64_t ENOUGH_THREADS = 1 << 18; // for all multiprocessors, about
+// Windows of channels are shared by more, so that blocks come in many rounds: the last one leaves multiprocessors idle.
+static constexpr int64_t ENOUGH_THREADS_OF_CHANNELS = 1 << 20;
 
 struct Axis {
     int input, output;
@@ -156,6 +158,8 @@ __global__ void __launch_bounds__(THREADS) adaptive_forward_channels_kernel(T *o
     __shared__ int places[MAX ? COUNT : 1][THREADS];
     const int lanes = plan.lanes, slots = THREADS / lanes, lane = threadIdx.x / slots;
     const int pitch = plan.width.input;
+    wait_for_predecessor();
+    release_successor();
     for (int64_t first = (int64_t)blockIdx.x * slots; first < plan.units; first += (int64_t)gridDim.x * slots) {
         const int64_t unit = first + threadIdx.x % slots;
         Pooled<A, MAX> pooled[COUNT];
@@ -515,13 +519,16 @@ static cuda_ops_status adaptive_forward(T *output, int64_t *indices, const T *in
         const int count = aligned && pool->channels % SIZE == 0 ? SIZE : 1;
         AdaptivePlan plan = plan_of(pool, outputs / count, pool->channels / count);
         const int64_t cut = pool->width.output == 1 ? (int64_t)rows * width : rows;
-        while (plan.lanes < MOST_LANES_OF_CHANNELS && cut >= 8 * plan.lanes && plan.units * plan.lanes < ENOUGH_THREADS)
+        while (plan.lanes < MOST_LANES_OF_CHANNELS && cut >= 8 * plan.lanes &&
+               plan.units * plan.lanes < ENOUGH_THREADS_OF_CHANNELS)
             plan.lanes *= 2;
         const unsigned int grid = clamp_grid(ceil_div(plan.units, THREADS / plan.lanes));
         if (count > 1)
-            adaptive_forward_channels_kernel<T, SIZE, MAX><<<grid, THREADS, 0, stream>>>(output, indices, input, plan);
+            launch_dependent(adaptive_forward_channels_kernel<T, SIZE, MAX>, grid, THREADS, 0, stream, output, indices,
+                             input, plan);
         else
-            adaptive_forward_channels_kernel<T, 1, MAX><<<grid, THREADS, 0, stream>>>(output, indices, input, plan);
+            launch_dependent(adaptive_forward_channels_kernel<T, 1, MAX>, grid, THREADS, 0, stream, output, indices,
+                             input, plan);
         return launch_status();
     }
     AdaptivePlan plan = plan_of(pool, outputs, 1);

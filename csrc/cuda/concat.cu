@@ -1,6 +1,7 @@
 // concat: output's columns are those of the inputs, one behind the other. One launch for up to CUDA_OPS_CONCAT_INPUTS
-// inputs, whose addresses travel as the kernel's argument; a block copies a chunk of one of them, found by bisection, in
-// words of up to 16 bytes, as large as that input's runs and addresses allow. Bound by memory: one read and one write.
+// inputs, whose addresses travel as the kernel's argument, in a shorter one where they are few; a block copies a chunk of
+// one of them, found by bisection, in words of up to 16 bytes, as large as that input's runs and addresses allow. Bound by
+// memory: one read and one write; of small inputs by the launches.
 #include "cuda_ops/concat.h"
 
 #include "common/common.cuh"
@@ -9,6 +10,7 @@
 static constexpr int THREADS = 256;
 static constexpr int IN_FLIGHT = 4;
 static constexpr int CHUNK = THREADS * IN_FLIGHT; // words
+static constexpr int FEW_INPUTS = 64;
 
 struct ConcatInput {
     const void *from;
@@ -18,13 +20,14 @@ struct ConcatInput {
     int word_bytes;
 };
 
+template <int INPUTS>
 struct ConcatPlan {
     int64_t chunks;
     int64_t pitch; // bytes from run to run
     int count;
-    ConcatInput inputs[CUDA_OPS_CONCAT_INPUTS];
+    ConcatInput inputs[INPUTS];
 };
-static_assert(sizeof(ConcatPlan) <= 4096 - 64, "kernels' arguments have 4 KB");
+static_assert(sizeof(ConcatPlan<CUDA_OPS_CONCAT_INPUTS>) <= 32764 - 64, "kernels' arguments have less than 32 KB");
 
 template <typename Word>
 __device__ __forceinline__ void copy_chunk(void *output, const ConcatInput &input, int64_t pitch, int64_t chunk)
@@ -45,7 +48,8 @@ __device__ __forceinline__ void copy_chunk(void *output, const ConcatInput &inpu
     }
 }
 
-__global__ void __launch_bounds__(THREADS) concat_kernel(void *output, const __grid_constant__ ConcatPlan plan)
+template <int INPUTS>
+__global__ void __launch_bounds__(THREADS) concat_kernel(void *output, const __grid_constant__ ConcatPlan<INPUTS> plan)
 {
     release_successor();
     for (int64_t chunk = blockIdx.x; chunk < plan.chunks; chunk += gridDim.x) {
@@ -70,13 +74,11 @@ __global__ void __launch_bounds__(THREADS) concat_kernel(void *output, const __g
     }
 }
 
-extern "C" cuda_ops_status cuda_ops_concat_cuda(void *output, const void *const *inputs, const int64_t *cols,
-                                                int64_t count, int64_t outer, int64_t inner, int element_bytes,
-                                                cuda_ops_stream stream)
+template <int INPUTS>
+static cuda_ops_status concat(void *output, const void *const *inputs, const int64_t *cols, int64_t count,
+                              int64_t outer, int64_t inner, int element_bytes, cudaStream_t stream)
 {
-    if (element_bytes != 2 && element_bytes != 4 && element_bytes != 8)
-        return CUDA_OPS_UNSUPPORTED_DTYPE;
-    ConcatPlan plan = {};
+    ConcatPlan<INPUTS> plan = {};
     int64_t offset = 0; // bytes
     for (int64_t i = 0; i < count; i++)
         plan.pitch += cols[i] * inner * element_bytes;
@@ -95,8 +97,9 @@ extern "C" cuda_ops_status cuda_ops_concat_cuda(void *output, const void *const 
             plan.chunks += ceil_div(input.words, CHUNK);
         }
         offset += run;
-        if (plan.count == CUDA_OPS_CONCAT_INPUTS || (i == count - 1 && plan.count > 0)) {
-            launch_dependent(concat_kernel, dim3(clamp_grid(plan.chunks)), dim3(THREADS), 0, stream, output, plan);
+        if (plan.count == INPUTS || (i == count - 1 && plan.count > 0)) {
+            launch_dependent(concat_kernel<INPUTS>, dim3(clamp_grid(plan.chunks)), dim3(THREADS), 0, stream, output,
+                             plan);
             const cuda_ops_status status = launch_status();
             if (status != CUDA_OPS_SUCCESS)
                 return status;
@@ -105,4 +108,15 @@ extern "C" cuda_ops_status cuda_ops_concat_cuda(void *output, const void *const 
         }
     }
     return CUDA_OPS_SUCCESS;
+}
+
+extern "C" cuda_ops_status cuda_ops_concat_cuda(void *output, const void *const *inputs, const int64_t *cols,
+                                                int64_t count, int64_t outer, int64_t inner, int element_bytes,
+                                                cuda_ops_stream stream)
+{
+    if (element_bytes != 2 && element_bytes != 4 && element_bytes != 8)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    return count <= FEW_INPUTS
+               ? concat<FEW_INPUTS>(output, inputs, cols, count, outer, inner, element_bytes, stream)
+               : concat<CUDA_OPS_CONCAT_INPUTS>(output, inputs, cols, count, outer, inner, element_bytes, stream);
 }

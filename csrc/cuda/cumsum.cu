@@ -1,10 +1,12 @@
 // cumsum: output[c] = input[0] + ... + input[c] along a dimension; backwards if `reverse`.
-// Rows (inner == 1) are one flat array, cut into chunks that come to shared memory by cp.async, the next one while this
-// one is summed up: a thread has eight neighbouring vectors, a warp scans the threads' sums by shuffles, and each scan
-// stops where a row starts, which arithmetic tells. Chunks are whole rows where that fills a block; else a chunk looks up
-// the sums of those before it (cuda_ops/cumsum.h says in what order). Columns (inner > 1): a block has `across`
-// neighbouring vectors and goes down `height` rows, eight to a thread; blocks above each other look up likewise. Blocks
-// take chunks by a ticket, so that whoever is waited for already runs. Bound by memory: one read and one write.
+// Short rows (inner == 1) are one flat array, cut into chunks of whole rows that come to shared memory by cp.async, the
+// next one while this one is summed up: a thread has eight neighbouring vectors, a warp scans the threads' sums by
+// shuffles, and each scan stops where a row starts, which arithmetic tells. Longer rows have a block each, which goes along
+// them a tile at a time, the next tile on its way; where these were few, a row has parts, whose sums a kernel before leaves
+// in the workspace. Columns (inner > 1): a block has `across` neighbouring vectors and goes down `height` rows, eight to a
+// thread; blocks above each other look up what those before them have left (cuda_ops/cumsum.h), and take their places by a
+// ticket, so that whoever is waited for already runs. Bound by memory: one read and one write; rows of parts that are
+// larger than the L2 cache are read twice.
 #include "cuda_ops/cumsum.h"
 
 #include <math_constants.h>
@@ -17,14 +19,15 @@
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
-// Blocks that run at once on a large GPU; a constant, so that arrays are cut alike on every device.
-static constexpr int64_t WANTED_BLOCKS = 264;
+// Blocks that run at once on a large GPU, of chunks and of long rows; constants, so that arrays are cut alike on every
+// device.
+static constexpr int64_t WANTED_BLOCKS = 264, WANTED_ROW_BLOCKS = 528;
 static constexpr int64_t MOST_IN_GROUP = THREADS;
 static constexpr int64_t LEAST_IN_GROUP = 16;
 
 static constexpr int HELD = 8; // vectors of a thread
 static constexpr int CHUNK_BYTES = THREADS * HELD * 16;
-static constexpr int BUFFERS = 3;
+static constexpr int ROW_BUFFERS = 2, COLUMN_BUFFERS = 3;
 static constexpr int WIDEST = 64; // elements across, of parts above each other
 // Single elements of a thread, where columns are no whole vectors: they are loaded to registers.
 static constexpr int HELD_SINGLES = 16;
@@ -145,28 +148,25 @@ __device__ __forceinline__ A sum_of_columns(A *kept, A sum, int width)
     return total;
 }
 
-// What lies before `part` in its chain, from part `from` on: the sum of column threadIdx.x % width. `own`: this chunk's
-// sums of the columns, which the group's last chunk adds to what its group has, unless they are `alone`. For a whole
-// block.
+// What lies before `part` in its chain: the sum of column threadIdx.x % width. `own`: this chunk's sums of the columns,
+// which the group's last chunk adds to what its group has. For a whole block.
 template <typename A>
 __device__ __forceinline__ A look_back(A *kept, const A *own, const Chains &c, void *workspace, int64_t chain,
-                                       int64_t part, int64_t from, bool alone)
+                                       int64_t part)
 {
     const int column = threadIdx.x % c.width, lane = threadIdx.x / c.width, lanes = THREADS / c.width;
-    const int64_t group = part / c.group, first_of_group = group * c.group, first_group = from / c.group;
-    A sum = wait_for_sum(chunk_sums<A>(c, workspace, chain) + column,
-                         (from > first_of_group ? from : first_of_group) + lane, part, lanes, c.width);
+    const int64_t group = part / c.group, first_of_group = group * c.group;
+    A sum = wait_for_sum(chunk_sums<A>(c, workspace, chain) + column, first_of_group + lane, part, lanes, c.width);
     A in_group = 0;
     if (part == first_of_group + c.group - 1) {
         in_group = sum_of_columns(kept, sum, c.width);
         if (threadIdx.x < c.width)
-            publish(group_sums<A>(c, workspace, chain) + group * c.width + column,
-                    alone ? own[column] : in_group + own[column]);
-        if (first_group == group)
+            publish(group_sums<A>(c, workspace, chain) + group * c.width + column, in_group + own[column]);
+        if (group == 0)
             return in_group;
         sum = 0;
     }
-    sum += wait_for_sum(group_sums<A>(c, workspace, chain) + column, first_group + lane, group, lanes, c.width);
+    sum += wait_for_sum(group_sums<A>(c, workspace, chain) + column, (int64_t)lane, group, lanes, c.width);
     return in_group + sum_of_columns(kept, sum, c.width);
 }
 
@@ -180,57 +180,7 @@ __device__ __forceinline__ void copy_to_shared(V *to, const void *from)
 #endif
 }
 
-// ---- Rows ----------------------------------------------------------------------------------------------------------
-
-struct RowPlan {
-    int64_t total, cols, chunks;
-    int chunk;       // elements, a multiple of a vector's
-    int nearby_cols; // cols, or a number larger than any chunk
-    Divider by_cols; // of nearby_cols
-    bool reverse, chained, aligned;
-    Chains chains;
-};
-
-// A chunk, in the order of the sums: chunk 0 is the array's last if `reverse`.
-struct RowUnit {
-    int64_t index;
-    int64_t base; // first element in memory
-    int64_t from; // the chunk with the start of the row that chunk `index` begins in
-    int length;
-    int start; // where the first row starts, counted from the chunk's first vector; beyond the chunk if none does
-    bool continues;
-
-    // Whether a row starts in the chunk but at its beginning.
-    __device__ __forceinline__ bool has_starts(const RowPlan &plan, int elements) const
-    {
-        return start + (continues ? 0 : plan.nearby_cols) < elements;
-    }
-};
-
-__device__ __forceinline__ RowUnit row_unit(const RowPlan &plan, int64_t index, int count)
-{
-    RowUnit unit = {};
-    unit.index = index;
-    if (index >= plan.chunks)
-        return unit; // of no elements
-    unit.base = (plan.reverse ? plan.chunks - 1 - index : index) * plan.chunk;
-    const int64_t left = plan.total - unit.base;
-    unit.length = left < plan.chunk ? (int)left : plan.chunk;
-    const int pad = plan.reverse ? (count - unit.length % count) % count : 0;
-    unit.start = pad;
-    if (!plan.chained)
-        return unit;
-    const int64_t before = plan.reverse ? left - unit.length : unit.base; // elements
-    const int64_t position = before % plan.cols, row = before - position;
-    if (position == 0)
-        return unit;
-    unit.continues = true;
-    const int64_t rest = plan.cols - position;
-    unit.start = pad + (rest < plan.nearby_cols ? (int)rest : plan.nearby_cols);
-    const int64_t shorter = plan.reverse ? plan.chunks * plan.chunk - plan.total : 0; // the first chunk is
-    unit.from = (row + shorter) / plan.chunk;
-    return unit;
-}
+// ---- Short rows ----------------------------------------------------------------------------------------------------
 
 template <typename T, int COUNT>
 __device__ __forceinline__ void reverse_vector(aligned_vector<T, COUNT> &v)
@@ -241,6 +191,32 @@ __device__ __forceinline__ void reverse_vector(aligned_vector<T, COUNT> &v)
         v.element[e] = v.element[COUNT - 1 - e];
         v.element[COUNT - 1 - e] = first;
     }
+}
+
+struct RowPlan {
+    int64_t total, chunks;
+    int chunk, cols; // elements; a chunk is whole rows, and a multiple of a vector's
+    Divider by_cols;
+    bool reverse, aligned;
+};
+
+// A chunk, in the order of the sums: chunk 0 is the array's last if `reverse`.
+struct RowUnit {
+    int64_t base; // first element in memory
+    int length;   // 0 beyond the last chunk
+    int start;    // where the first row starts, counted from the chunk's first vector
+};
+
+__device__ __forceinline__ RowUnit row_unit(const RowPlan &plan, int64_t index, int count)
+{
+    RowUnit unit = {};
+    if (index >= plan.chunks)
+        return unit;
+    unit.base = (plan.reverse ? plan.chunks - 1 - index : index) * plan.chunk;
+    const int64_t left = plan.total - unit.base;
+    unit.length = left < plan.chunk ? (int)left : plan.chunk;
+    unit.start = plan.reverse ? (count - unit.length % count) % count : 0;
+    return unit;
 }
 
 // Where vector `at` of a chunk lies in shared memory: a thread's eight, which it reads one after the other, meet other
@@ -255,7 +231,7 @@ __device__ __forceinline__ void fetch_rows(vector16<T> *buffer, const T *input, 
                                            const RowUnit &unit)
 {
     constexpr int SIZE = vector16<T>::size;
-    if (unit.index >= plan.chunks)
+    if (unit.length == 0)
         return;
     const int lane = threadIdx.x % WARP_SIZE, vectors = (unit.length + SIZE - 1) / SIZE;
 #pragma unroll
@@ -276,20 +252,17 @@ __device__ __forceinline__ void fetch_rows(vector16<T> *buffer, const T *input, 
     }
 }
 
-// What a thread keeps of a chunk that is summed up and not yet written.
+// What a thread knows of its elements of a chunk, counted from the first of them.
 template <typename A>
 struct RowState {
-    A prefix;     // of its elements that belong to the row that its first one belongs to, in the chunk
-    A total;      // the chunk's, since the last start of a row
-    int start;    // where the next row starts, counted from its elements
-    bool is_open; // whether no row starts in the chunk before its elements
+    A prefix;  // what lies before them in the row of the first one
+    int start; // where the next row starts
 };
 
-// Sums up a chunk in shared memory, and publishes it. totals and closed have an element a warp, and no other round's.
+// Sums up a chunk in shared memory. totals and closed have an element a warp, and no other round's.
 template <typename T>
-__device__ __forceinline__ RowState<accumulate_type<T>> sum_rows(const vector16<T> *buffer, const RowPlan &plan,
-                                                                 const RowUnit &unit, void *workspace,
-                                                                 accumulate_type<T> *totals, bool *closed)
+__device__ __forceinline__ RowState<accumulate_type<T>>
+sum_rows(const vector16<T> *buffer, const RowPlan &plan, const RowUnit &unit, accumulate_type<T> *totals, bool *closed)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
@@ -297,15 +270,15 @@ __device__ __forceinline__ RowState<accumulate_type<T>> sum_rows(const vector16<
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, first = threadIdx.x * HELD;
     const int vectors = (unit.length + SIZE - 1) / SIZE;
     const int end = (vectors - first) * SIZE; // past the chunk's end there are zeros, and no rows
-    const bool has_starts = unit.has_starts(plan, vectors * SIZE);
+    const bool has_starts = unit.start + plan.cols < vectors * SIZE;
     int start = MINE, back = WARP_SIZE; // threads back, the start of the row before
     if (has_starts && end > 0) {
         const int behind = first * SIZE - unit.start;
         if (behind <= 0) {
             start = -behind;
         } else {
-            const int into = behind - (int)plan.by_cols.of((uint32_t)behind) * plan.nearby_cols;
-            start = into == 0 ? 0 : plan.nearby_cols - into;
+            const int into = behind - (int)plan.by_cols.of((uint32_t)behind) * plan.cols;
+            start = into == 0 ? 0 : plan.cols - into;
             back = (into + MINE - 1) / MINE;
         }
         if (start >= end)
@@ -329,7 +302,7 @@ __device__ __forceinline__ RowState<accumulate_type<T>> sum_rows(const vector16<
             for (int e = 0; e < SIZE; e++) {
                 if (i * SIZE + e == reset) {
                     sum = 0;
-                    reset += reset + plan.nearby_cols < end ? plan.nearby_cols : MINE;
+                    reset += reset + plan.cols < end ? plan.cols : MINE;
                 }
                 sum += element_of(x, e);
             }
@@ -343,29 +316,19 @@ __device__ __forceinline__ RowState<accumulate_type<T>> sum_rows(const vector16<
             sum += other;
     }
     const A above = __shfl_up_sync(FULL_WARP, sum, 1);
-    RowState<A> state = {lane > 0 ? above : A(0), A(0), start, back > lane};
+    RowState<A> state = {lane > 0 ? above : A(0), start};
     if (lane == WARP_SIZE - 1) {
         totals[warp] = sum;
-        closed[warp] = reach <= lane;
+        closed[warp] = reach <= lane; // whether a row starts in the warp
     }
     __syncthreads();
-    A in_chunk = 0;
-    bool reaches = true; // no row starts in the chunk before this warp
+    A before = 0; // in the row that reaches the warp
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        if (w == warp)
-            in_chunk = state.total;
-        state.total = closed[w] ? totals[w] : state.total + totals[w];
-        reaches = reaches && (w >= warp || !closed[w]);
-    }
-    if (state.is_open)
-        state.prefix += in_chunk;
-    state.is_open = state.is_open && reaches;
-    if (plan.chained && threadIdx.x == 0 && unit.index < plan.chunks) {
-        publish(chunk_sums<A>(plan.chains, workspace, 0) + unit.index, state.total);
-        if (!unit.continues && (unit.index + 1) % plan.chains.group == 0)
-            publish(group_sums<A>(plan.chains, workspace, 0) + unit.index / plan.chains.group, state.total);
-    }
+    for (int w = 0; w < WARPS; w++)
+        if (w < warp)
+            before = closed[w] ? totals[w] : before + totals[w];
+    if (back > lane)
+        state.prefix += before;
     return state;
 }
 
@@ -378,7 +341,7 @@ __device__ __forceinline__ void write_rows(T *output, vector16<T> *buffer, const
     typedef vector16<T> V;
     constexpr int SIZE = V::size;
     const int first = threadIdx.x * HELD, vectors = (unit.length + SIZE - 1) / SIZE;
-    const bool has_starts = unit.has_starts(plan, vectors * SIZE);
+    const bool has_starts = unit.start + plan.cols < vectors * SIZE;
     A prefix = state.prefix, sum = 0;
     int reset = state.start;
 #pragma unroll
@@ -391,7 +354,7 @@ __device__ __forceinline__ void write_rows(T *output, vector16<T> *buffer, const
         for (int e = 0; e < SIZE; e++) {
             if (has_starts && i * SIZE + e == reset) {
                 prefix = sum = 0;
-                reset += plan.nearby_cols;
+                reset += plan.cols;
             }
             sum += element_of(x, e);
             sums[e] = prefix + sum;
@@ -422,96 +385,291 @@ __device__ __forceinline__ void write_rows(T *output, vector16<T> *buffer, const
     __syncwarp(); // before the next chunk comes to where this one was
 }
 
-// A block has three chunks: it sums up and publishes one, then writes the one before, whose look-back so has had a round
-// for others to publish, while the one behind is on its way.
+// A warp reads of a chunk what it fetched itself, and so waits for no other one's copies.
 template <typename T>
-__global__ void __launch_bounds__(THREADS, 2)
-    cumsum_rows_kernel(T *output, void *workspace, const T *input, const __grid_constant__ RowPlan plan)
+__global__ void __launch_bounds__(THREADS, 3)
+    cumsum_short_rows_kernel(T *output, const T *input, const __grid_constant__ RowPlan plan)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
     constexpr int SIZE = V::size;
     extern __shared__ __align__(16) unsigned char buffers[];
-    __shared__ RowUnit shared_units[2];
-    __shared__ A totals[2][WARPS], own[1], kept[THREADS];
+    __shared__ A totals[2][WARPS];
     __shared__ bool closed[2][WARPS];
-    int64_t next = blockIdx.x;
-    const auto take = [&] {
-        const int64_t taken = next;
-        next = plan.chained ? take_ticket(workspace) : next + gridDim.x;
-        return taken;
-    };
-    const auto buffer_of = [&](int round) { return (V *)(buffers + round % BUFFERS * CHUNK_BYTES); };
-    if (threadIdx.x == 0) {
-        if (plan.chained)
-            take();
-        shared_units[0] = row_unit(plan, take(), SIZE);
-        shared_units[1] = row_unit(plan, take(), SIZE);
-    }
-    __syncthreads();
-    RowUnit before = {}, unit = shared_units[0], behind = shared_units[1];
-    before.index = plan.chunks;
-    RowState<A> state_before = {};
-    fetch_rows(buffer_of(0), input, plan, unit);
+    wait_for_predecessor();
+    release_successor();
+    RowUnit unit = row_unit(plan, blockIdx.x, SIZE);
+    fetch_rows((V *)buffers, input, plan, unit);
     cp_async_commit_group();
-    fetch_rows(buffer_of(1), input, plan, behind);
-    cp_async_commit_group();
-    __syncthreads(); // all have read shared_units
-    for (int round = 0; unit.index < plan.chunks || before.index < plan.chunks; round++) {
-        if (threadIdx.x == 0)
-            shared_units[round % 2] = row_unit(plan, take(), SIZE);
+    int round = 0;
+    for (int64_t index = blockIdx.x; index < plan.chunks; index += gridDim.x, round ^= 1) {
+        const RowUnit behind = row_unit(plan, index + gridDim.x, SIZE);
+        fetch_rows((V *)(buffers + (round ^ 1) * CHUNK_BYTES), input, plan, behind);
+        cp_async_commit_group();
         cp_async_wait_group<1>();
         __syncwarp();
-        const RowState<A> state =
-            sum_rows<T>(buffer_of(round), plan, unit, workspace, totals[round % 2], closed[round % 2]);
-        const RowUnit later = shared_units[round % 2]; // sum_rows has a barrier
-        if (before.index < plan.chunks) {
-            if (before.continues) {
-                if (threadIdx.x == 0)
-                    own[0] = state_before.total;
-                const int vectors = (before.length + SIZE - 1) / SIZE;
-                const A sum = look_back(kept, own, plan.chains, workspace, 0, before.index, before.from,
-                                        before.start < vectors * SIZE);
-                if (state_before.is_open)
-                    state_before.prefix += sum;
-            }
-            write_rows(output, buffer_of(round + 2), plan, before, state_before);
-        }
-        fetch_rows(buffer_of(round + 2), input, plan, later);
-        cp_async_commit_group();
-        before = unit, unit = behind, behind = later, state_before = state;
+        V *const buffer = (V *)(buffers + round * CHUNK_BYTES);
+        write_rows(output, buffer, plan, unit, sum_rows<T>(buffer, plan, unit, totals[round], closed[round]));
+        unit = behind;
     }
 }
 
-static RowPlan plan_rows(int64_t outer, int64_t cols, bool reverse, bool aligned, int count)
+// A plan of no chunks if rows are too long for it.
+static RowPlan plan_short_rows(int64_t outer, int64_t cols, bool reverse, bool aligned, int count)
 {
-    const int64_t most = (int64_t)THREADS * HELD * count;
+    const int64_t most = (int64_t)THREADS * HELD * count, total = outer * cols;
     RowPlan plan = {};
-    plan.total = outer * cols;
-    plan.cols = cols;
-    plan.reverse = reverse;
-    plan.aligned = aligned;
-    plan.nearby_cols = (int)(cols < 1 << 20 ? cols : 1 << 20);
-    plan.by_cols = divider_by((uint32_t)plan.nearby_cols);
     int64_t step = count; // so many rows are whole vectors
     while (step > 1 && cols * (step / 2) % count == 0)
         step /= 2;
     int64_t rows = most / cols / step * step;
-    if (rows * cols >= most / 4 * 3 || plan.total <= most) {
-        // Whole rows, of fewer threads where that makes blocks for all multiprocessors.
-        const int64_t share = ceil_div(ceil_div(outer, WANTED_BLOCKS), step) * step;
-        rows = share < rows ? share : rows;
-        plan.chunk = (int)(rows > 0 ? rows * cols : most);
-        plan.chunks = ceil_div(plan.total, plan.chunk);
+    if (rows * cols < most / 4 * 3 && total > most)
         return plan;
-    }
-    plan.chained = true;
-    plan.chunk = (int)most;
-    while (plan.chunk > most / 4 && plan.total / plan.chunk < WANTED_BLOCKS)
-        plan.chunk /= 2;
-    plan.chunks = ceil_div(plan.total, plan.chunk);
-    plan.chains = chains_of(1, plan.chunks, 1);
+    plan.total = total;
+    plan.cols = (int)cols;
+    plan.by_cols = divider_by((uint32_t)cols);
+    plan.reverse = reverse;
+    plan.aligned = aligned;
+    // Of fewer threads where that makes blocks for all multiprocessors.
+    const int64_t share = ceil_div(ceil_div(outer, WANTED_BLOCKS), step) * step;
+    rows = share < rows ? share : rows;
+    plan.chunk = (int)(rows > 0 ? rows * cols : most);
+    plan.chunks = ceil_div(total, plan.chunk);
     return plan;
+}
+
+// ---- Long rows -----------------------------------------------------------------------------------------------------
+
+static constexpr int TILE_HELD = 4; // vectors of a thread
+static constexpr int TILE = THREADS * TILE_HELD;
+static constexpr int64_t TILES_OF_PART = 16, MOST_PARTS = 2112;
+static_assert(TILE_HELD * WARPS == WARP_SIZE, "the sums of a tile's vectors, warp by warp, are scanned by one warp");
+
+// Rows in vectors, as they lie in memory; the first and the last one of a row may be a neighbour's too.
+struct LongRowPlan {
+    int64_t outer, cols, parts, part; // part: vectors
+    bool reverse, aligned;
+};
+
+static LongRowPlan plan_long_rows(int64_t outer, int64_t cols, bool reverse, bool aligned, int count)
+{
+    const int64_t vectors = ceil_div(cols, count);
+    int64_t parts = 1;
+    if (4 * outer < WANTED_ROW_BLOCKS) {
+        parts = vectors / (TILES_OF_PART * TILE);
+        parts = parts < WANTED_ROW_BLOCKS ? WANTED_ROW_BLOCKS : parts < MOST_PARTS ? parts : MOST_PARTS;
+        parts = ceil_div(parts, outer);
+    }
+    // Vectors that all threads have; a row that is not aligned may have one more.
+    const int64_t part = ceil_div(ceil_div(vectors + 1, parts), THREADS) * THREADS;
+    return {outer, cols, ceil_div(vectors + 1, part), part, reverse, aligned};
+}
+
+// A row, and how its vectors are found, counted in the order of the sums.
+struct LongRow {
+    int64_t first;   // element of the array
+    int64_t vectors; // that have elements of the row
+    int pad;         // elements of the first vector in memory that belong to the row before
+    int edge;        // 1 if the first or the last vector may be a neighbour's too
+
+    __device__ __forceinline__ int64_t element(const LongRowPlan &plan, int64_t at, int count) const
+    {
+        return (plan.reverse ? vectors - 1 - at : at) * count - pad;
+    }
+    // Whether what of a tile lies before `end` is loaded and stored by vectors.
+    __device__ __forceinline__ bool has_vectors(const LongRowPlan &plan, int64_t begin, int64_t end) const
+    {
+        return plan.aligned && begin >= edge && (begin + TILE < end ? begin + TILE : end) <= vectors - edge;
+    }
+};
+
+__device__ __forceinline__ LongRow long_row(const LongRowPlan &plan, int64_t row, int count)
+{
+    const int64_t first = row * plan.cols;
+    const int pad = plan.aligned ? (int)(first % count) : 0;
+    return {first, (pad + plan.cols + count - 1) / count, pad, pad > 0 || plan.cols % count > 0};
+}
+
+// A thread's vectors of a tile, which are THREADS apart, so that loads and stores are of whole lines; beyond `end`, and of
+// other rows' elements, zeros. As words, since halves of their own would take a register each.
+template <typename T>
+__device__ __forceinline__ void load_tile(uint4 (&x)[TILE_HELD], const T *input, const LongRowPlan &plan,
+                                          const LongRow &row, int64_t begin, int64_t end)
+{
+    typedef vector16<T> V;
+    const int64_t first = row.element(plan, begin + threadIdx.x, V::size);
+    const int step = plan.reverse ? -THREADS * V::size : THREADS * V::size;
+    const T *const from = input + row.first + first;
+    if (row.has_vectors(plan, begin, end)) {
+#pragma unroll
+        for (int i = 0; i < TILE_HELD; i++) {
+            x[i] = make_uint4(0, 0, 0, 0);
+            if (i * THREADS + threadIdx.x < end - begin)
+                x[i] = *reinterpret_cast<const uint4 *>(from + i * step);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < TILE_HELD; i++) {
+        V v;
+#pragma unroll
+        for (int e = 0; e < V::size; e++) {
+            const int64_t at = first + i * step + e;
+            const bool is_there = begin + i * THREADS + threadIdx.x < end && 0 <= at && at < plan.cols;
+            v.element[e] = is_there ? from[i * step + e] : store_from_accumulate<T>(0);
+        }
+        x[i] = reinterpret_cast<const uint4 &>(v);
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_tile(T *output, const uint4 (&x)[TILE_HELD], const LongRowPlan &plan,
+                                           const LongRow &row, int64_t begin, int64_t end)
+{
+    typedef vector16<T> V;
+    const int64_t first = row.element(plan, begin + threadIdx.x, V::size);
+    const int step = plan.reverse ? -THREADS * V::size : THREADS * V::size;
+    T *const to = output + row.first + first;
+    if (row.has_vectors(plan, begin, end)) {
+#pragma unroll
+        for (int i = 0; i < TILE_HELD; i++)
+            if (i * THREADS + threadIdx.x < end - begin)
+                store_vector(reinterpret_cast<V *>(to + i * step), reinterpret_cast<const V &>(x[i]));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < TILE_HELD; i++)
+#pragma unroll
+        for (int e = 0; e < V::size; e++) {
+            const int64_t at = first + i * step + e;
+            if (begin + i * THREADS + threadIdx.x < end && 0 <= at && at < plan.cols)
+                to[i * step + e] = reinterpret_cast<const V &>(x[i]).element[e];
+        }
+}
+
+template <typename T>
+__device__ __forceinline__ accumulate_type<T> sum_of_vector(const uint4 &words)
+{
+    const vector16<T> &x = reinterpret_cast<const vector16<T> &>(words);
+    accumulate_type<T> sum = element_of(x, 0);
+#pragma unroll
+    for (int e = 1; e < vector16<T>::size; e++)
+        sum += element_of(x, e);
+    return sum;
+}
+
+// sums[row][part], but of each row's last part, which nothing lies behind. A block goes through its part from behind, so
+// that what the next kernel reads first is still in the L2 cache.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    sum_parts_kernel(accumulate_type<T> *sums, const T *input, const __grid_constant__ LongRowPlan plan)
+{
+    typedef accumulate_type<T> A;
+    __shared__ A scratch[WARP_SIZE];
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t unit = blockIdx.x; unit < plan.outer * plan.parts; unit += gridDim.x) {
+        const int64_t number = unit / plan.parts, part = unit - number * plan.parts;
+        if (part == plan.parts - 1)
+            continue;
+        const LongRow row = long_row(plan, number, vector16<T>::size);
+        const int64_t first = part * plan.part, end = first + plan.part;
+        A sum = 0;
+        for (int64_t begin = first + (plan.part - 1) / TILE * TILE; begin >= first; begin -= TILE) {
+            uint4 x[TILE_HELD];
+            load_tile(x, input, plan, row, begin, end);
+#pragma unroll
+            for (int i = 0; i < TILE_HELD; i++)
+                sum += sum_of_vector<T>(x[i]);
+        }
+        sum = block_sum(sum, scratch);
+        if (threadIdx.x == 0)
+            sums[unit] = sum;
+    }
+}
+
+// Of a tile, in the order of the sums, each warp scans each of its rows of vectors, and all warps the sums of these.
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 3)
+    cumsum_long_rows_kernel(T *output, const accumulate_type<T> *sums, const T *input,
+                            const __grid_constant__ LongRowPlan plan)
+{
+    typedef accumulate_type<T> A;
+    typedef vector16<T> V;
+    constexpr int SIZE = V::size;
+    __shared__ A scratch[WARP_SIZE], totals[2][WARP_SIZE];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    wait_for_predecessor();
+    release_successor();
+    const int64_t units = plan.outer * plan.parts;
+    int round = 0;
+    for (int64_t block = blockIdx.x; block < units; block += gridDim.x) {
+        const int64_t unit = units - 1 - block; // those first that the kernel before had last
+        const int64_t number = unit / plan.parts, part = unit - number * plan.parts;
+        const LongRow row = long_row(plan, number, SIZE);
+        const int64_t behind = (part + 1) * plan.part, end = behind < row.vectors ? behind : row.vectors;
+        uint4 x[TILE_HELD], next[TILE_HELD];
+        load_tile(x, input, plan, row, part * plan.part, end);
+        A carry = 0;
+        if (part > 0) {
+            for (int64_t k = threadIdx.x; k < part; k += THREADS)
+                carry += sums[number * plan.parts + k];
+            carry = block_sum(carry, scratch);
+        }
+        for (int64_t begin = part * plan.part; begin < end; begin += TILE, round ^= 1) {
+            if (begin + TILE < end)
+                load_tile(next, input, plan, row, begin + TILE, end);
+            A sum[TILE_HELD];
+#pragma unroll
+            for (int i = 0; i < TILE_HELD; i++) {
+                if (plan.reverse)
+                    reverse_vector(reinterpret_cast<V &>(x[i]));
+                sum[i] = sum_of_vector<T>(x[i]);
+            }
+#pragma unroll
+            for (int offset = 1; offset < WARP_SIZE; offset *= 2)
+#pragma unroll
+                for (int i = 0; i < TILE_HELD; i++) {
+                    const A other = __shfl_up_sync(FULL_WARP, sum[i], offset);
+                    if (offset <= lane)
+                        sum[i] += other;
+                }
+            if (lane == WARP_SIZE - 1)
+#pragma unroll
+                for (int i = 0; i < TILE_HELD; i++)
+                    totals[round][i * WARPS + warp] = sum[i];
+            __syncthreads();
+            A total = totals[round][lane];
+#pragma unroll
+            for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
+                const A other = __shfl_up_sync(FULL_WARP, total, offset);
+                if (offset <= lane)
+                    total += other;
+            }
+#pragma unroll
+            for (int i = 0; i < TILE_HELD; i++) {
+                // What lies before this thread's vector: in the tile before the warp's row of them, and in that row.
+                const A above = __shfl_up_sync(FULL_WARP, sum[i], 1);
+                const A others = __shfl_sync(FULL_WARP, total, (i * WARPS + warp + WARP_SIZE - 1) % WARP_SIZE);
+                const A prefix = carry + (i * WARPS + warp > 0 ? others : A(0)) + (lane > 0 ? above : A(0));
+                A inside = 0, y[SIZE];
+#pragma unroll
+                for (int e = 0; e < SIZE; e++) {
+                    inside += element_of(reinterpret_cast<const V &>(x[i]), e);
+                    y[e] = prefix + inside;
+                }
+                V result = vector_of<T>(y);
+                if (plan.reverse)
+                    reverse_vector(result);
+                x[i] = reinterpret_cast<const uint4 &>(result);
+            }
+            store_tile(output, x, plan, row, begin, end);
+            carry += __shfl_sync(FULL_WARP, total, WARP_SIZE - 1);
+#pragma unroll
+            for (int i = 0; i < TILE_HELD; i++)
+                x[i] = next[i];
+        }
+    }
 }
 
 // ---- Columns -------------------------------------------------------------------------------------------------------
@@ -538,7 +696,8 @@ __device__ __forceinline__ ColumnUnit column_unit(const ColumnPlan &plan, int64_
     return unit;
 }
 
-// As the rows' kernel, with three chunks; single elements (COUNT 1) are not buffered but loaded twice.
+// A block has three chunks: it sums up and publishes one, then writes the one before, whose look-back so has had a round
+// for others to publish, while the one behind is on its way. Single elements (COUNT 1) are not buffered but loaded twice.
 template <typename T, int COUNT>
 __global__ void __launch_bounds__(THREADS, 2)
     cumsum_columns_kernel(T *output, void *workspace, const T *input, const __grid_constant__ ColumnPlan plan)
@@ -573,7 +732,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         return is_there ? plan.cols - unit.part * plan.height - down * ROWS : 0;
     };
     // A thread reads what it fetched itself.
-    const auto buffer_of = [&](int round) { return (V *)(buffers + round % BUFFERS * CHUNK_BYTES) + threadIdx.x; };
+    const auto buffer_of = [&](int round) {
+        return (V *)(buffers + round % COLUMN_BUFFERS * CHUNK_BYTES) + threadIdx.x;
+    };
     const auto fetch = [&](int round, const ColumnUnit &unit) {
         const int64_t left = rows_of(unit);
         if constexpr (BUFFERED) {
@@ -648,8 +809,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
         if (before.index < units) {
             if (before.part > 0) {
-                const A sum = look_back(kept, own[(round + 1) % 2], plan.chains, workspace, before.chain, before.part,
-                                        (int64_t)0, false);
+                const A sum = look_back(kept, own[(round + 1) % 2], plan.chains, workspace, before.chain, before.part);
                 if (threadIdx.x < plan.chains.width)
                     above_chunk[threadIdx.x] = sum;
                 __syncthreads();
@@ -703,15 +863,44 @@ static ColumnPlan plan_columns(int64_t outer, int64_t cols, int64_t inner, bool 
 
 // ---- Launchers -----------------------------------------------------------------------------------------------------
 
-static int64_t workspace_bytes(const Chains &chains, cuda_ops_dtype dtype)
+static int64_t chains_bytes(const Chains &chains, cuda_ops_dtype dtype)
 {
     return chains.parts > 1 ? 16 + chains.sums() * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
 }
 
-template <typename Kernel, typename T, typename Plan>
-static cuda_ops_status launch_chunks(Kernel kernel, T *output, void *workspace, const T *input, const Plan &plan,
-                                     int64_t units, int64_t bytes, int shared_bytes, cudaStream_t stream)
+template <typename T>
+static cuda_ops_status cumsum_rows(T *output, void *workspace, const T *input, int64_t outer, int64_t cols,
+                                   bool reverse, bool aligned, cudaStream_t stream)
 {
+    typedef accumulate_type<T> A;
+    constexpr int SIZE = vector16<T>::size, BYTES = ROW_BUFFERS * CHUNK_BYTES;
+    const RowPlan plan = plan_short_rows(outer, cols, reverse, aligned, SIZE);
+    if (plan.chunks > 0) {
+        if (allow_shared_memory(cumsum_short_rows_kernel<T>, BYTES) != cudaSuccess)
+            return launch_status();
+        const int64_t resident =
+            (int64_t)current_device().multiprocessors * active_blocks(cumsum_short_rows_kernel<T>, THREADS, BYTES);
+        launch_dependent(cumsum_short_rows_kernel<T>,
+                         dim3((unsigned int)(plan.chunks < resident ? plan.chunks : resident)), dim3(THREADS), BYTES,
+                         stream, output, input, plan);
+        return launch_status();
+    }
+    const LongRowPlan rows = plan_long_rows(outer, cols, reverse, aligned, SIZE);
+    const dim3 grid(clamp_grid(outer * rows.parts));
+    if (rows.parts > 1)
+        launch_dependent(sum_parts_kernel<T>, grid, dim3(THREADS), 0, stream, (A *)workspace, input, rows);
+    launch_dependent(cumsum_long_rows_kernel<T>, grid, dim3(THREADS), 0, stream, output, (const A *)workspace, input,
+                     rows);
+    return launch_status();
+}
+
+template <typename T, int COUNT>
+static cuda_ops_status cumsum_columns(T *output, void *workspace, const T *input, const ColumnPlan &plan,
+                                      cuda_ops_dtype dtype, cudaStream_t stream)
+{
+    const int shared_bytes = COUNT > 1 ? COLUMN_BUFFERS * CHUNK_BYTES : 0;
+    const int64_t bytes = chains_bytes(plan.chains, dtype), units = plan.chains.chains * plan.chains.parts;
+    const auto kernel = cumsum_columns_kernel<T, COUNT>;
     if (allow_shared_memory(kernel, shared_bytes) != cudaSuccess ||
         (bytes > 0 && cudaMemsetAsync(workspace, 0xff, (size_t)bytes, stream) != cudaSuccess))
         return launch_status();
@@ -721,26 +910,14 @@ static cuda_ops_status launch_chunks(Kernel kernel, T *output, void *workspace, 
     return launch_status();
 }
 
-template <typename T, int COUNT>
-static cuda_ops_status cumsum_columns(T *output, void *workspace, const T *input, const ColumnPlan &plan,
-                                      cuda_ops_dtype dtype, cudaStream_t stream)
-{
-    return launch_chunks(cumsum_columns_kernel<T, COUNT>, output, workspace, input, plan,
-                         plan.chains.chains * plan.chains.parts, workspace_bytes(plan.chains, dtype),
-                         COUNT > 1 ? BUFFERS * CHUNK_BYTES : 0, stream);
-}
-
 template <typename T>
 static cuda_ops_status cumsum(T *output, void *workspace, const T *input, int64_t outer, int64_t cols, int64_t inner,
                               bool reverse, cuda_ops_dtype dtype, cudaStream_t stream)
 {
     constexpr int SIZE = vector16<T>::size;
     const bool aligned = is_aligned_16(output) && is_aligned_16(input);
-    if (inner == 1) {
-        const RowPlan plan = plan_rows(outer, cols, reverse, aligned, SIZE);
-        return launch_chunks(cumsum_rows_kernel<T>, output, workspace, input, plan, plan.chunks,
-                             workspace_bytes(plan.chains, dtype), BUFFERS * CHUNK_BYTES, stream);
-    }
+    if (inner == 1)
+        return cumsum_rows(output, workspace, input, outer, cols, reverse, aligned, stream);
     const int count = aligned && inner % SIZE == 0 ? SIZE : 1;
     const ColumnPlan plan = plan_columns(outer, cols, inner, reverse, count);
     if (count > 1)
@@ -752,12 +929,16 @@ extern "C" int64_t cuda_ops_cumsum_workspace_cuda(int64_t outer, int64_t cols, i
 {
     if (outer == 0 || cols == 0 || inner == 0)
         return 0;
-    // Misaligned arrays are cut differently.
+    const int size = (int)(16 / dtype_size(dtype));
+    if (inner == 1) {
+        if (plan_short_rows(outer, cols, false, true, size).chunks > 0)
+            return 0;
+        const int64_t parts = plan_long_rows(outer, cols, false, true, size).parts;
+        return parts > 1 ? outer * parts * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
+    }
     int64_t most = 0;
-    for (int count : {(int)(16 / dtype_size(dtype)), 1}) {
-        const Chains chains = inner == 1 ? plan_rows(outer, cols, false, true, (int)(16 / dtype_size(dtype))).chains
-                                         : plan_columns(outer, cols, inner, false, count).chains;
-        const int64_t bytes = workspace_bytes(chains, dtype);
+    for (int count : {size, 1}) { // misaligned arrays are cut differently
+        const int64_t bytes = chains_bytes(plan_columns(outer, cols, inner, false, count).chains, dtype);
         most = bytes > most ? bytes : most;
     }
     return most;

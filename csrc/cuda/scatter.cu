@@ -3,10 +3,11 @@
 // index_add goes as embedding's gradient does: a stable sort of the indices, then a group of threads for each row of
 // output, which it reads and writes once (embedding/sums.cuh). Bound by memory: one read of source, a read and a write of
 // output.
-// scatter_add has a thread for each element, and so has index_add of rows so short that the sort would be most of it: one
-// pass of atomics on floats, the sums of which depend on their order, or where results are to repeat four passes that add
-// integers (common/ordered_sums.cuh), three times as long. Halves are added up in float32 and rounded once. Bound by random
-// accesses.
+// scatter_add has a thread for each element, and so has index_add of rows so short that the sort would be most of it:
+// atomics on floats, the sums of which depend on their order, or where results are to repeat four passes that add integers
+// (common/ordered_sums.cuh), three times as long. Halves are added up in float32 and rounded once. Bound by random
+// accesses: atomics go over the values once for each slice of the places that fits the L2 cache, since reading indices
+// again costs less than a place that comes from memory for each value.
 #include "cuda_ops/scatter.h"
 
 #include "common/fast_division.cuh"
@@ -16,6 +17,9 @@
 
 static constexpr int THREADS = 256, COPIES = 4; // vectors of a thread that are in flight together
 static constexpr int SHORT_ROW = 2;             // elements
+// Of the sums that atomics go to at a time: fewer than the L2 caches of 40 to 60 MB hold beside what streams through them.
+static constexpr int64_t SLICE_BYTES = 32 << 20;
+static constexpr int64_t MOST_SLICES = 4; // with more, reading the indices again costs as much as it saves
 
 static bool known(int index_bytes, const cuda_ops_scatter_sizes &sizes)
 {
@@ -108,16 +112,28 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Halves' sums in float32, of all places.
-template <typename T>
+// Halves' sums in float32, of the `places` from first_place on. COUNT: those of a thread, which are one vector.
+template <typename T, int COUNT>
 __global__ void __launch_bounds__(THREADS)
-    finish_halves_kernel(const ScatteredElements<T> elements, const float *sums, int64_t places)
+    finish_halves_kernel(T *output, const float *sums, float alpha, int64_t first_place, int64_t places)
 {
     wait_for_predecessor();
     release_successor();
-    for (int64_t place = global_thread_index(); place < places; place += global_thread_count())
-        if (sums[place] != 0)
-            elements.finish(place, sums[place]);
+    for (int64_t i = global_thread_index() * COUNT; i < places; i += global_thread_count() * COUNT) {
+        const aligned_vector<float, COUNT> sum = *(const aligned_vector<float, COUNT> *)(sums + i);
+        aligned_vector<T, COUNT> *const to = (aligned_vector<T, COUNT> *)(output + first_place + i);
+        const aligned_vector<T, COUNT> x = *to;
+        aligned_vector<T, COUNT> y = x;
+        bool changes = false;
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            if (sum.element[e] != 0) { // what nothing is added to stays, -0 and NaN too
+                y.element[e] = store_from_accumulate<T>(fmaf(alpha, sum.element[e], element_of(x, e)));
+                changes = true;
+            }
+        if (changes)
+            *to = y;
+    }
 }
 
 // Whether they are added by atomics on floats. A few halves are not worth sums of all places.
@@ -126,12 +142,44 @@ static bool goes_by_atomics(int64_t count, int64_t places, cuda_ops_dtype dtype,
     return !deterministic && (dtype_size(dtype) > 2 || 4 * count >= places);
 }
 
+// Places whose sums atomics go to at a time: all, but where these do not fit the L2 cache and a line would come to it
+// several times.
+static int64_t places_of_slice(int64_t count, int64_t places, int64_t bytes_of_sum)
+{
+    const int64_t slice = SLICE_BYTES / bytes_of_sum, slices = ceil_div(places, slice);
+    return slices <= MOST_SLICES && 2 * count >= places ? slice : places;
+}
+
 static size_t elements_workspace(const cuda_ops_scatter_sizes &sizes, cuda_ops_dtype dtype, int deterministic)
 {
     const int64_t count = sizes.outer * sizes.count * sizes.inner, places = sizes.outer * sizes.rows * sizes.inner;
-    if (goes_by_atomics(count, places, dtype, deterministic))
-        return dtype_size(dtype) == 2 ? (size_t)(4 * places) : 0;
-    return (size_t)ordered_sums_bytes(places, dtype == CUDA_OPS_FLOAT64);
+    if (!goes_by_atomics(count, places, dtype, deterministic))
+        return (size_t)ordered_sums_bytes(places, dtype == CUDA_OPS_FLOAT64);
+    if (dtype_size(dtype) > 2)
+        return 0;
+    const int64_t slice = places_of_slice(count, places, 4);
+    return (size_t)(4 * (slice < places ? slice : places));
+}
+
+// The halves of a slice, in a workspace of its sums.
+template <typename T>
+static cuda_ops_status add_halves(void *workspace, const ScatteredElements<T> &elements, int64_t count,
+                                  int64_t first_place, int64_t places, cudaStream_t stream)
+{
+    float *const sums = (float *)workspace;
+    const cudaError_t cleared = cudaMemsetAsync(sums, 0, 4 * places, stream);
+    if (cleared != cudaSuccess)
+        return CUDA_OPS_CUDA_ERROR + (int)cleared;
+    const cuda_ops_status status = launch_atomic_sums(sums, 1.0f, elements, count, first_place, places, stream);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    constexpr int COUNT = 4;
+    T *const output = elements.output;
+    const bool vectors = places % COUNT == 0 && (uintptr_t)(output + first_place) % (COUNT * sizeof(T)) == 0;
+    launch_dependent(vectors ? finish_halves_kernel<T, COUNT> : finish_halves_kernel<T, 1>,
+                     dim3(clamp_grid(ceil_div(places, vectors ? COUNT * THREADS : THREADS))), dim3(THREADS), 0, stream,
+                     output, (const float *)sums, (float)elements.alpha, first_place, places);
+    return launch_status();
 }
 
 template <typename T>
@@ -149,23 +197,23 @@ static cuda_ops_status add_elements(void *output, cuda_ops_index_error *error, v
                              to.index, to.index_bytes, indices, sizes.rows);
         return launch_status();
     }
-    const ScatteredElements<T> elements = {(T *)output, error, (const T *)source, alpha, to};
+    ScatteredElements<T> elements = {(T *)output, error, (const T *)source, alpha, to};
     const int64_t count = sizes.outer * sizes.count * sizes.inner, places = sizes.outer * sizes.rows * sizes.inner;
     if (!goes_by_atomics(count, places, dtype, deterministic))
         return launch_ordered_sums(workspace, elements, count, places, stream);
-    if constexpr (sizeof(T) == sizeof(A)) {
-        return launch_atomic_sums((A *)output, (A)alpha, elements, count, stream);
-    } else {
-        const cudaError_t cleared = cudaMemsetAsync(workspace, 0, 4 * places, stream);
-        if (cleared != cudaSuccess)
-            return CUDA_OPS_CUDA_ERROR + (int)cleared;
-        const cuda_ops_status status = launch_atomic_sums((float *)workspace, 1.0f, elements, count, stream);
+    const int64_t slice = places_of_slice(count, places, sizeof(A));
+    for (int64_t first = 0; first < places; first += slice) {
+        const int64_t of_slice = places - first < slice ? places - first : slice;
+        cuda_ops_status status;
+        if constexpr (sizeof(T) == sizeof(A))
+            status = launch_atomic_sums((A *)output + first, (A)alpha, elements, count, first, of_slice, stream);
+        else
+            status = add_halves(workspace, elements, count, first, of_slice, stream);
         if (status != CUDA_OPS_SUCCESS)
             return status;
-        launch_dependent(finish_halves_kernel<T>, dim3(clamp_grid(ceil_div(places, THREADS))), dim3(THREADS), 0, stream,
-                         elements, (const float *)workspace, places);
-        return launch_status();
+        elements.error = nullptr; // a bad index has been recorded
     }
+    return CUDA_OPS_SUCCESS;
 }
 
 extern "C" size_t cuda_ops_scatter_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype,

@@ -1,4 +1,4 @@
-// concat: up to 70 inputs of random widths, alignments and element sizes, byte by byte.
+// concat: up to 270 inputs of random widths, alignments and element sizes, byte by byte.
 #include "cases.h"
 #include "cuda_ops/concat.h"
 
@@ -7,7 +7,8 @@ using namespace emulation;
 static void concat(int64_t number)
 {
     const int bytes = 2 << random_in(0, 2);
-    const int64_t count = one_in(10) ? random_in(60, 70) : random_in(1, 6), outer = one_in(3) ? 1 : random_size(40);
+    const int64_t count = one_in(10) ? (one_in(2) ? random_in(60, 70) : random_in(250, 270)) : random_in(1, 6),
+                  outer = one_in(3) ? 1 : random_size(40);
     const int64_t inner = one_in(3) ? 1 : random_size(24), most = 20000 / (count * outer * inner) + 1;
     std::vector<int64_t> cols;
     std::vector<const void *> inputs;

@@ -37,7 +37,7 @@ def test_one_tensor_twice(device):
 
 def test_more_tensors_than_a_launch_takes(device_dtype):
     device, dtype = device_dtype
-    tensors = [Make(device, dtype, seed=i)(3, i % 5) for i in range(150)]
+    tensors = [Make(device, dtype, seed=i)(3, i % 5) for i in range(600)]
     assert torch.equal(concat(tensors, 1), torch.cat(tensors, 1))
 
 

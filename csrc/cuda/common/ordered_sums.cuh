@@ -174,10 +174,10 @@ static cuda_ops_status launch_ordered_sums(void *workspace, const Source &source
 
 static constexpr int ATOMICS_IN_FLIGHT = 4; // values of a thread that are loaded together
 
-// sums[place] += factor * value
+// sums[place - first_place] += factor * value, of the `places` from first_place on; values of other places are left out.
 template <typename Source, typename A>
 __global__ void __launch_bounds__(ORDERED_SUMS_THREADS)
-    add_atomically_kernel(const Source source, A *sums, A factor, int64_t count)
+    add_atomically_kernel(const Source source, A *sums, A factor, int64_t count, int64_t first_place, int64_t places)
 {
     wait_for_predecessor();
     release_successor();
@@ -197,18 +197,19 @@ __global__ void __launch_bounds__(ORDERED_SUMS_THREADS)
 #pragma unroll
         for (int k = 0; k < ATOMICS_IN_FLIGHT; k++) {
             const int64_t i = first + k * ORDERED_SUMS_THREADS, place = i < count ? source.place(i, row[k]) : -1;
-            if (place >= 0)
-                atomicAdd(&sums[place], factor * value[k]);
+            if (place >= first_place && place - first_place < places)
+                atomicAdd(&sums[place - first_place], factor * value[k]);
         }
     }
 }
 
 template <typename Source, typename A>
-static cuda_ops_status launch_atomic_sums(A *sums, A factor, const Source &source, int64_t count, cudaStream_t stream)
+static cuda_ops_status launch_atomic_sums(A *sums, A factor, const Source &source, int64_t count, int64_t first_place,
+                                          int64_t places, cudaStream_t stream)
 {
     launch_dependent(add_atomically_kernel<Source, A>,
                      dim3(clamp_grid(ceil_div(count, ORDERED_SUMS_THREADS * ATOMICS_IN_FLIGHT))),
-                     dim3(ORDERED_SUMS_THREADS), 0, stream, source, sums, factor, count);
+                     dim3(ORDERED_SUMS_THREADS), 0, stream, source, sums, factor, count, first_place, places);
     return launch_status();
 }
 

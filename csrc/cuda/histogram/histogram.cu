@@ -383,7 +383,7 @@ static cuda_ops_status add_weights(A *sums, void *workspace, const K *input, con
         return CUDA_OPS_CUDA_ERROR + (int)error;
     const WeightsOfKeys<K, A> source = {sums, input, weights, bins};
     return deterministic ? launch_ordered_sums(workspace, source, count, bins, stream)
-                         : launch_atomic_sums(sums, A(1), source, count, stream);
+                         : launch_atomic_sums(sums, A(1), source, count, 0, bins, stream);
 }
 
 extern "C" size_t cuda_ops_bincount_weights_workspace_cuda(int64_t count, int64_t bins, cuda_ops_dtype dtype,

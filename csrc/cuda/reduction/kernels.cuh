@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
     constexpr int SIZE = V::size, IN_FLIGHT = VECTORS_IN_FLIGHT;
     __shared__ __align__(16) unsigned char shared[ROW_THREADS / WARP_SIZE * sizeof(S)];
     S *const scratch = (S *)shared;
-    const int lane = threadIdx.x % lanes, slots = ROW_THREADS / lanes;
+    const int lane = threadIdx.x % lanes, slots = blockDim.x / lanes;
     wait_for_predecessor();
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * slots; first < rows * parts; first += (int64_t)gridDim.x * slots) {
@@ -317,18 +317,25 @@ static cuda_ops_status launch_reduction(const F &family, const ReductionCall &ca
             direct = s.batch * plan.parts == 1;
             // Fewer than eight threads have no ends of rows to share: theirs must be whole vectors.
             const bool vectorised = plan.lanes >= 8 || (aligned && s.cols % SIZE == 0);
+            const int threads = plan.lanes <= WARP_SIZE ? SHORT_ROW_THREADS : ROW_THREADS;
             launch_dependent(reduction_rows_kernel<F, T>,
-                             dim3(clamp_grid(ceil_div(rows * plan.parts, ROW_THREADS / plan.lanes))), dim3(ROW_THREADS),
-                             0, call.stream, family, output, call.workspace, (const T *)call.input, rows, s.cols,
+                             dim3(clamp_grid(ceil_div(rows * plan.parts, threads / plan.lanes))), dim3(threads), 0,
+                             call.stream, family, output, call.workspace, (const T *)call.input, rows, s.cols,
                              plan.parts, plan.step, plan.lanes, vectorised, direct);
         } else {
-            const bool vectorised = aligned && s.inner % SIZE == 0;
-            plan = plan_reduction(s, vectorised ? SIZE : 1);
-            direct = s.batch * plan.parts == 1;
-            if (vectorised)
-                launch_columns<F, T, SIZE>(family, output, call, plan, direct);
-            else
+            const int64_t fold = aligned ? fold_of(s, SIZE) : 0;
+            ReductionCall wide = call;
+            if (fold > 0 && !(indices && fold > 1)) { // an index counts rows as they are
+                wide.sizes = folded(s, fold);
+                plan = plan_reduction(wide.sizes, SIZE);
+                direct = s.batch * plan.parts * fold == 1;
+                launch_columns<F, T, SIZE>(family, output, wide, plan, direct);
+                plan.parts *= fold;
+            } else {
+                plan = plan_reduction(s, 1);
+                direct = s.batch * plan.parts == 1;
                 launch_columns<F, T, 1>(family, output, call, plan, direct);
+            }
         });
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || direct)

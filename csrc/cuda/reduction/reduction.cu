@@ -29,7 +29,8 @@ extern "C" int64_t cuda_ops_reduction_workspace_cuda(cuda_ops_reduction_sizes si
     // A tensor that turns out not to be aligned is cut differently.
     int64_t most = 0;
     for (int count : {(int)(16 / dtype_size(dtype)), 1}) {
-        const int64_t parts = sizes.batch * plan_reduction(sizes, count).parts;
+        const int64_t fold = sizes.inner > 1 ? fold_of(sizes, count) : 1;
+        const int64_t parts = fold > 0 ? sizes.batch * plan_reduction(folded(sizes, fold), count).parts * fold : 0;
         most = parts > most ? parts : most;
     }
     return most > 1 ? most * sizes.outer * sizes.inner * PARTIAL_BYTES : 0;

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-enum { CUDA_OPS_CONCAT_INPUTS = 64 };
+enum { CUDA_OPS_CONCAT_INPUTS = 256 };
 
 /* Elements [begin, end) of output. */
 cuda_ops_status cuda_ops_concat_cpu(void *output, const void *const *inputs, const int64_t *cols, int64_t count,

@@ -8,14 +8,18 @@
  * NaN and infinities travel to all sums behind them and to none before. The CPU adds in double, one element after the
  * other; CUDA in float32 for float16, bfloat16 and float32.
  *
- * One pass on CUDA: chunks (of 32 KB where there is enough) are read once and written once. What a chunk needs of those
- * before it, their sums, it looks up while it holds its elements ("decoupled look-back", Merrill and Garland, 2016).
- * There a block takes whatever its predecessors have, a sum of theirs or of all before, so that the additions depend on
- * who was first, and float32 results differ from run to run. Here they do not: chunks publish their own sums, the last
- * chunk of each group of some hundred the sum of its group, and every chunk adds the sums of the groups before its own
- * and of the chunks before it in its group, in one order. Results repeat bit by bit, on any device, and depend on the
- * sizes and on whether the arrays are aligned to 16 bytes alone. What it costs: a few loads more for each chunk, from
- * the L2 cache; two waits instead of one.
+ * On CUDA rows of some thousand elements, or more, have a block each, which reads and writes them once. Where rows are so
+ * few that this would leave most of a GPU idle, they are cut into parts, and read twice: a first kernel sums the parts up,
+ * a second one adds to each the sums of those before it. The second read is the L2 cache's as far as that reaches. To look
+ * up the sums while the parts are held ("decoupled look-back", Merrill and Garland, 2016) would read once; the kernel that
+ * did so moved so few bytes a second that three passes at a copy's speed take less time (benchmarks/notes/memory_bound.md).
+ * Columns that are longer than a block's look back: parts of them are read once and written once, and look up the sums of
+ * those before them while their elements are held. There a block usually takes whatever its predecessors have, a sum of
+ * theirs or of all before, so that the additions depend on who was first, and float32 results differ from run to run. Here
+ * they do not: parts publish their own sums, the last part of each group of some hundred the sum of its group, and every
+ * part adds the sums of the groups before its own and of the parts before it in its group, in one order.
+ * Results repeat bit by bit, on any device, and depend on the sizes and on whether the arrays are aligned to 16 bytes
+ * alone.
  */
 #ifndef CUDA_OPS_CUMSUM_H
 #define CUDA_OPS_CUMSUM_H
