@@ -1,4 +1,4 @@
-"""Writes benchmarks/RESULTS.md, and the table of results in README.md, from the committed results.
+"""Writes benchmarks/RESULTS.md, RESULTS_H100.md, and the table of results in README.md, from the committed results.
 
     python benchmarks/update_results.py [--check]
 
@@ -17,6 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 GPU, CPU = "nvidia-h200", "cpu-amd-epyc"
+"""The folder of the GPU whose page is written, and of the processor."""
+DEVICES = {"nvidia-h200": "NVIDIA H200", "nvidia-h100-80gb-hbm3": "NVIDIA H100"}
+PAGES = {"nvidia-h200": "RESULTS.md", "nvidia-h100-80gb-hbm3": "RESULTS_H100.md"}
+NOT_YET = "Not measured yet: "
 YARDSTICKS = {"attention": "peer cuDNN"}  # cuda_ops.ladder's
 PRODUCTS = ["gemm", "matmul", "linear", "linear_gelu", "conv2d"]
 
@@ -28,7 +32,11 @@ def load(name):
 
 
 def nothing_yet(command):
-    return [f"Not measured yet: `{command} --out benchmarks/results` does it."]
+    return [f"{NOT_YET}`{command} --out benchmarks/results` does it."]
+
+
+def device():
+    return DEVICES[GPU]
 
 
 def table(header, lines):
@@ -43,9 +51,7 @@ def rows(op):
 def mnist():
     report = load("mnist/report.json")
     if report is None:
-        return [
-            f"Not measured yet: `python -m cuda_ops mnist --epochs 3 --out benchmarks/results/{GPU}/mnist` does it."
-        ]
+        return [f"{NOT_YET}`python -m cuda_ops mnist --epochs 3 --out benchmarks/results/{GPU}/mnist` does it."]
     settings, native = report["settings"], report["backends"]["native"]
     ours = {name: result for name, result in report["backends"].items() if name != "native"}
     commit = ((load("check.json") or {}).get("mnist") or {}).get("commit") or report["versions"]["commit"]
@@ -171,7 +177,7 @@ def gpt():
 def several_gpus():
     """One GPU against several, of every machine that scaling.py was run on."""
     parts = []
-    for path in sorted(RESULTS.glob("*-x*/scaling.json"), key=lambda path: int(path.parent.name.split("-x")[-1])):
+    for path in sorted(RESULTS.glob(f"{GPU}-x*/scaling.json"), key=lambda path: int(path.parent.name.split("-x")[-1])):
         found = json.loads(path.read_text())
         header, *lines = found["table"]
         facts = found["facts"]
@@ -221,7 +227,7 @@ def check():
     """What check_gpu.py has written: each step may name a commit of its own, where steps were run at several."""
     report = load("check.json")
     if report is None:
-        return ["Not measured yet: `make check-gpu` does it."]
+        return [f"{NOT_YET}`make check-gpu` does it."]
 
     def at(step):
         commit = step.get("commit")
@@ -285,7 +291,7 @@ def fuzzers():
         )
         lines += [f"  - {failed['case']}: {failed['what']}" for run in runs for failed in run["failed"]]
     if not lines:
-        return [f"Not measured yet: `make fuzz SEED=1 ARGS='--out benchmarks/results/{CPU}/fuzz/1.json'` does it."]
+        return [f"{NOT_YET}`make fuzz SEED=1 ARGS='--out benchmarks/results/{CPU}/fuzz/1.json'` does it."]
     return lines
 
 
@@ -327,7 +333,7 @@ def products():
     if not lines:
         return nothing_yet("python -m cuda_ops bench matmul conv2d")
     return [
-        "PyTorch's time (cuBLAS; of cuDNN the faster of NCHW and channels_last) over ours on one NVIDIA H200: GPU time "
+        f"PyTorch's time (cuBLAS; of cuDNN the faster of NCHW and channels_last) over ours on one {device()}: GPU time "
         "of one call, from replays of a CUDA graph over inputs that are cold in the L2. Above 1 ours is faster. "
         f"`python -m cuda_ops bench {' '.join(PRODUCTS)} --dtype bfloat16 --dtype tf32 …`; commits and dates: "
         f"{runs_of(measured)}.",
@@ -352,7 +358,7 @@ def ops():
     if not lines:
         return nothing_yet("python -m cuda_ops bench")
     return [
-        "GPU time of one call on one NVIDIA H200 (float32 without TF32), from replays of a CUDA graph over inputs that "
+        f"GPU time of one call on one {device()} (float32 without TF32), from replays of a CUDA graph over inputs that "
         "are cold in the L2. PyTorch's side is the fastest of its variants; below 1 it is ahead. The CSV files hold "
         "all cases and dtypes, the 10th and 90th percentiles and the wall time of eager calls. "
         f"`python -m cuda_ops bench`; commits and dates: {runs_of(measured)}.",
@@ -396,9 +402,9 @@ def ladders():
     if not paths:
         return nothing_yet("python -m cuda_ops bench ladder")
     lines = [
-        "Ops from a naive kernel up, a rung a file in `csrc/cuda/<name>/ladder/`: GPU time of one call on one NVIDIA "
-        "H200, from replays of a CUDA graph over inputs that are cold in the L2, and the share of a copy's bytes per "
-        "second (of 1 GB; an op that only reads can be above 100), or, of attention, which arithmetic bounds, of "
+        "Ops from a naive kernel up, a rung a file in `csrc/cuda/<name>/ladder/`: GPU time of one call on one "
+        f"{device()}, from replays of a CUDA graph over inputs that are cold in the L2, and the share of a copy's "
+        "bytes per second (of 1 GB; an op that only reads can be above 100), or, of attention, which arithmetic bounds, of "
         "cuDNN's speed. `ours` is the library's own op, or the top rung where there is none. (The ladder of matrix "
         "multiplication: `bench gemm`.)",
     ]
@@ -437,7 +443,7 @@ def formats():
                 ]
             )
     return [
-        "PyTorch's time over ours on one NVIDIA H200, over all cases, dtypes and directions of conv2d's benchmark "
+        f"PyTorch's time over ours on one {device()}, over all cases, dtypes and directions of conv2d's benchmark "
         f"(`python -m cuda_ops bench conv2d --dtype bfloat16 --dtype tf32`; commit and date: {runs_of(['conv2d'])}). "
         "Each row compares the two sides in the same memory format, the last of each clock in the format that suits "
         "each side best.",
@@ -559,7 +565,7 @@ def headlines():
     ]
     if not lines:
         return nothing_yet("python -m cuda_ops bench")
-    return table(["one NVIDIA H200", "cuda_ops", "PyTorch", "PyTorch / cuda_ops", "`python -m cuda_ops …`"], lines)
+    return table([f"one {device()}", "cuda_ops", "PyTorch", "PyTorch / cuda_ops", "`python -m cuda_ops …`"], lines)
 
 
 # --- the files --------------------------------------------------------------------------------------------------------
@@ -590,7 +596,7 @@ PARTS = {
     "Checks on the GPU": check,
     "Fuzzing on the CPU": fuzzers,
 }
-INTRODUCTION = """# Results
+INTRODUCTION = """# Results on {device}
 
 Written from the files in [results/](results/) by `python benchmarks/update_results.py`; not edited by hand. Each number
 stands beside the command that measures it, the commit and the device. `bench` writes into `runs/bench`; with `--out
@@ -599,13 +605,24 @@ benchmarks/results` into the folder that this page is made from. What was tried 
 
 How it is measured: both sides in one process on the same inputs, interleaved, after their results have been compared;
 medians, with the 10th and 90th percentile in the CSV files; PyTorch in the fastest of its variants. GPU time is that of
-replayed CUDA graphs, wall time that of eager calls with the host's part ([harness](harness/__init__.py))."""
+replayed CUDA graphs, wall time that of eager calls with the host's part ([harness](harness/__init__.py)).{links}"""
 
 
-def results_page():
-    parts = [INTRODUCTION]
-    for title, part in PARTS.items():
-        parts.append("\n".join([f"## {title}", "", *part()]))
+def results_page(gpu):
+    """All parts of the first GPU's page; of another's those that were measured on it."""
+    global GPU
+    first, before = next(iter(PAGES)), GPU
+    others = [other for other in PAGES if other != gpu and (RESULTS / other).is_dir()]
+    links = ", ".join(f"[{DEVICES[other]}]({PAGES[other]})" for other in others)
+    parts = [INTRODUCTION.format(device=DEVICES[gpu], links=f" Measured on others: {links}." if links else "")]
+    GPU = gpu
+    try:
+        for title, part in PARTS.items():
+            lines = part()
+            if gpu == first or not (lines[0].startswith(NOT_YET) or part is fuzzers):
+                parts.append("\n".join([f"## {title}", "", *lines]))
+    finally:
+        GPU = before
     return "\n\n".join(parts) + "\n"
 
 
@@ -622,8 +639,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
     arguments = parser.parse_args()
-    page, front = ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md"
-    new = {page: results_page(), front: readme(front.read_text())}
+    front = ROOT / "README.md"
+    new = {front: readme(front.read_text())}
+    for gpu, page in PAGES.items():
+        if (RESULTS / gpu).is_dir():
+            new[ROOT / "benchmarks" / page] = results_page(gpu)
     for path, text in new.items():
         if arguments.check and (not path.is_file() or path.read_text() != text):
             sys.exit(f"{path.relative_to(ROOT)} is out of date: run python benchmarks/update_results.py")

@@ -39,6 +39,21 @@ def test_without_results_every_part_names_its_command(folder):
         assert line.startswith("Not measured yet: `")
 
 
+def test_a_page_for_each_gpu(folder, monkeypatch):
+    """The first one's says what has not been measured; another's has what was, and both point at each other."""
+    first, other = update_results.PAGES
+    monkeypatch.setattr(update_results, "GPU", first)
+    other_folder = folder.parent / other
+    other_folder.mkdir(exist_ok=True)
+    (other_folder / "check.json").write_text(json.dumps({"gpu": "Other", "torch": "2", "cuda": "13"}))
+    page = update_results.results_page(other)
+    assert page.startswith("# Results on NVIDIA H100\n") and update_results.NOT_YET not in page
+    assert "## Checks on the GPU" in page and f"results/{other}/check.json" in page
+    assert "](RESULTS.md)" in page and "](RESULTS_H100.md)" in update_results.results_page(first)
+    assert update_results.results_page(first).count(update_results.NOT_YET) == len(update_results.PARTS)
+    assert first == update_results.GPU
+
+
 def test_several_gpus_are_shown_where_they_were_measured(folder):
     for size in (10, 2):
         found = {"processes": size, "model": "char", "precision": "bf16", "command": "scaling", "facts": FACTS}
