@@ -404,9 +404,9 @@ def ladders():
     lines = [
         "Ops from a naive kernel up, a rung a file in `csrc/cuda/<name>/ladder/`: GPU time of one call on one "
         f"{device()}, from replays of a CUDA graph over inputs that are cold in the L2, and the share of a copy's "
-        "bytes per second (of 1 GB; an op that only reads can be above 100), or, of attention, which arithmetic bounds, of "
-        "cuDNN's speed. `ours` is the library's own op, or the top rung where there is none. (The ladder of matrix "
-        "multiplication: `bench gemm`.)",
+        "bytes per second (of 1 GB; an op that only reads can be above 100), or, of attention, which arithmetic "
+        "bounds, of cuDNN's speed. `ours` is the library's own op, or the top rung where there is none. (The ladder "
+        "of matrix multiplication: `bench gemm`.)",
     ]
     for path in paths:
         lines += ["", *ladder(path)]
