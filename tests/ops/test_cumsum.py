@@ -9,13 +9,14 @@ from support.opspec import RELATIVE_NORM, Make, assert_close
 from cuda_ops import functional as F
 
 forward = torch.ops.cuda_ops.cumsum_forward
-# Rows of whole chunks and not, of one chunk, of a group of them (16 at the least) and of several groups; rows that
-# begin within a chunk; columns in as many parts; neighbouring rows and columns that no vector divides.
+# Rows of one part, of several, and of more than a tile each; many rows, of a block each; several rows in a chunk;
+# columns in one part, in a group of them (16 at the least) and in several groups; rows and columns that no vector divides.
 LONG = [
     ((70_001,), 0),
     ((3_000_017,), 0),
     ((3, 100_003), 1),
     ((100, 5003), 1),
+    ((140, 9001), 1),
     ((7, 3001), 1),
     ((2, 40_000, 16), 1),
     ((300_000, 4), 0),
@@ -39,7 +40,7 @@ def test_long(device_dtype, shape, dim, reverse):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("shape, dim", LONG[:4] + LONG[5:7])
+@pytest.mark.parametrize("shape, dim", LONG[:5] + LONG[6:8])
 def test_nonfinite_values_stay_behind(device, shape, dim, value):
     """To all sums behind them, and to none before."""
     x = Make(device)(*shape)

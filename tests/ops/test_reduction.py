@@ -24,9 +24,10 @@ NAMED = {
         lambda x, dim, keepdim: torch.linalg.vector_norm(x, 1, dim, keepdim),
     ),
 }
-# Rows of a block, of several, of a part of one; columns of one part and of several; of vectors and of single elements.
+# Rows of a block, of several, of a part of one; columns of one part and of several; of vectors, of single elements, and
+# of rows that are taken together for whole vectors.
 SHAPES = [((20_011,), 0), ((40_000,), 0), ((3, 40_000), 1), ((30, 1500), 1), ((9, 3001), 1)]
-SHAPES += [((3000, 7), 0), ((3000, 64), 0), ((2, 700, 12), 1)]
+SHAPES += [((3000, 7), 0), ((3000, 64), 0), ((2, 700, 12), 1), ((2, 4096, 130), 1)]
 
 
 def random(*shape, seed=0):

@@ -197,6 +197,26 @@ def test_atomics_where_nobody_asks_for_repetition(places, dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_more_places_than_a_slice_has(dtype):
+    """Of 32 MB of sums: atomics go over the values for each."""
+    places, count = (1 << 23) + 5, 1 << 23
+    torch.use_deterministic_algorithms(False)
+    generator = torch.Generator("cuda").manual_seed(0)
+    index = torch.randint(places, (count,), device="cuda", generator=generator)
+    index[-2:] = torch.tensor([places - 1, places])  # the last place of the last slice, and none
+    source, x = (torch.randn(n, device="cuda", generator=generator).to(dtype) for n in (count, places))
+    sums = scatter_add(x, 0, index, source)
+    expected = x.double().scatter_add(0, index[:-1], source[:-1].double()).cpu()
+    assert_close(sums, expected, {torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 8e-3))
+    with pytest.raises(IndexError, match=rf"expected index to be in \[0, {places}\), got {places}"):
+        torch.cuda.synchronize()
+        scatter_add(x, 0, index[:1], source[:1])
+    scatter_add(x, 0, index[:1], source[:1])  # told once
+    torch.cuda.synchronize()
+
+
+@pytest.mark.cuda
 def test_cuda_repeats_bit_by_bit():
     """Where PyTorch's own depends on who comes first: a thousand values to a place."""
     x, functions = adders(50, 40, "cuda")
