@@ -10,7 +10,7 @@ from cuda_ops import functional as F
 
 forward = torch.ops.cuda_ops.cumsum_forward
 # Rows of one part, of several, and of more than a tile each; many rows, of a block each; several rows in a chunk;
-# columns in one part, in a group of them (16 at the least) and in several groups; rows and columns that no vector divides.
+# columns in one part, in a group of them (16 at the least) and in several; rows and columns that no vector divides.
 LONG = [
     ((70_001,), 0),
     ((3_000_017,), 0),
