@@ -21,7 +21,7 @@ static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
 // Blocks that run at once on a large GPU, of chunks and of long rows; constants, so that arrays are cut alike on every
 // device.
-static constexpr int64_t WANTED_BLOCKS = 264, WANTED_ROW_BLOCKS = 528;
+static constexpr int64_t WANTED_BLOCKS = 264, WANTED_ROW_BLOCKS = 396;
 static constexpr int64_t MOST_IN_GROUP = THREADS;
 static constexpr int64_t LEAST_IN_GROUP = 16;
 
@@ -423,7 +423,7 @@ static RowPlan plan_short_rows(int64_t outer, int64_t cols, bool reverse, bool a
     while (step > 1 && cols * (step / 2) % count == 0)
         step /= 2;
     int64_t rows = most / cols / step * step;
-    if (rows * cols < most / 4 * 3 && total > most)
+    if (rows * cols < most / 2 && total > most)
         return plan;
     plan.total = total;
     plan.cols = (int)cols;
@@ -442,7 +442,7 @@ static RowPlan plan_short_rows(int64_t outer, int64_t cols, bool reverse, bool a
 
 static constexpr int TILE_HELD = 4; // vectors of a thread
 static constexpr int TILE = THREADS * TILE_HELD;
-static constexpr int64_t TILES_OF_PART = 16, MOST_PARTS = 2112;
+static constexpr int64_t TILES_OF_PART = 16, MOST_ROUNDS = 5; // of blocks that run at once, where parts are so long
 static_assert(TILE_HELD * WARPS == WARP_SIZE, "the sums of a tile's vectors, warp by warp, are scanned by one warp");
 
 // Rows in vectors, as they lie in memory; the first and the last one of a row may be a neighbour's too.
@@ -455,10 +455,9 @@ static LongRowPlan plan_long_rows(int64_t outer, int64_t cols, bool reverse, boo
 {
     const int64_t vectors = ceil_div(cols, count);
     int64_t parts = 1;
-    if (4 * outer < WANTED_ROW_BLOCKS) {
-        parts = vectors / (TILES_OF_PART * TILE);
-        parts = parts < WANTED_ROW_BLOCKS ? WANTED_ROW_BLOCKS : parts < MOST_PARTS ? parts : MOST_PARTS;
-        parts = ceil_div(parts, outer);
+    if (3 * outer < WANTED_ROW_BLOCKS) {
+        const int64_t rounds = outer * vectors / (TILES_OF_PART * TILE * WANTED_ROW_BLOCKS);
+        parts = WANTED_ROW_BLOCKS * (rounds < 1 ? 1 : rounds < MOST_ROUNDS ? rounds : MOST_ROUNDS) / outer;
     }
     // Vectors that all threads have; a row that is not aligned may have one more.
     const int64_t part = ceil_div(ceil_div(vectors + 1, parts), THREADS) * THREADS;
