@@ -66,8 +66,8 @@ __device__ __forceinline__ accumulate_type<T> gelu_slope_of(T x, bool tanh)
         return gelu_slope(load_as_accumulate(x), tanh);
 }
 
-// COUNT columns a thread: 16 bytes, or one. grad_bias, of T or as it is summed (`full`), may be null; with several chunks
-// `partial` is written instead.
+// COUNT columns a thread: 16 bytes, or one. grad_bias, of T or as it is summed (`full`), may be null; with several
+// chunks `partial` is written instead.
 template <typename T, int COUNT>
 __global__ void __launch_bounds__(THREADS)
     linear_gelu_backward_kernel(T *grad_preactivation, void *grad_bias, accumulate_type<T> *partial,

@@ -7,10 +7,10 @@
 // The grid is as large as the device runs at once. A block goes down the rows, several at a time where they are short;
 // on Hopper a row may have a cluster of up to eight blocks. A thread has the same 16-byte vector (or up to four single
 // elements) of every row, so that the sums over rows stay in its registers, and it asks for its vector of the next row
-// before it waits for the sums of this one (for single elements there are no registers left). Each block leaves a row of
-// sums, and a second kernel adds these in a fixed order. The sums over rows of grad_input itself, the gradient of a bias
-// before the norm, come from the same pass (SUMS) in halves of whole vectors, in shared memory, where each thread has its
-// own. Bound by memory: two reads and one write, and with grad_sum a third read.
+// before it waits for the sums of this one (for single elements there are no registers left). Each block leaves a row
+// of sums, and a second kernel adds these in a fixed order. The sums over rows of grad_input itself, the gradient of a
+// bias before the norm, come from the same pass (SUMS) in halves of whole vectors, in shared memory, where each thread
+// has its own. Bound by memory: two reads and one write, and with grad_sum a third read.
 #include "common/column_sums.cuh"
 #include "common/device.h"
 #include "common/value.cuh"
@@ -313,8 +313,8 @@ cuda_ops_status layer_norm_backward(const LayerNormCall &call, const RowShape &s
 static constexpr int SUM_THREADS = 512;
 static constexpr int UNDER_WAY = 4; // loads of a thread
 
-// A warp has 32 neighbouring columns of grad_weight and grad_bias (and grad_input's sums), which lie behind each other in
-// each row of sums; the block's warps have every 16th row each.
+// A warp has 32 neighbouring columns of grad_weight and grad_bias (and grad_input's sums), which lie behind each other
+// in each row of sums; the block's warps have every 16th row each.
 template <typename A>
 __global__ void __launch_bounds__(SUM_THREADS)
     layer_norm_sum_partials_kernel(void *grad_weight, void *grad_bias, void *grad_input_sums, const A *partials,
