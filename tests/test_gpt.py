@@ -195,6 +195,21 @@ def test_one_graph_for_the_compiler(backend):
     assert_close(loss, model(inputs, targets), 1e-12, "loss")
 
 
+def test_one_graph_of_halves_for_the_compiler(device, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr(_gpt_ops, "is_rounded", lambda input, *parameters: input.dtype == torch.bfloat16)
+    (model,) = same_models(["fused"], dtype=torch.float32, device=device)
+    model.recomputed_blocks = 1
+    compiled, losses, gradients = torch.compile(model, fullgraph=True, backend="aot_eager"), [], []
+    for call in (model, compiled):
+        with torch.autocast(device, torch.bfloat16):
+            losses.append(call(*batch(device=device)))
+        gradients.append(torch.autograd.grad(losses[-1], list(model.parameters())))
+    assert torch.equal(*losses)
+    for actual, expected in zip(*gradients, strict=True):
+        assert_close(actual, expected, 1e-3)
+
+
 @pytest.mark.parametrize("backend", [cuda_param("custom"), cuda_param("fused")])
 def test_autocast_is_as_close_to_float64_as_native(backend):
     native, model, exact = same_models(["native", backend, "native"], dtype=torch.float32, device="cuda")
