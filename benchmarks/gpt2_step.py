@@ -7,6 +7,7 @@ smallest, in fp32. Shown are medians of the host's clock around a step, or a blo
 before and after it, and the memory that PyTorch's allocator held at most.
 
 graph        training.GraphedStep: forward, backward, clipping and update in one launch, for PyTorch's side as for ours
+less memory  a quarter of the blocks makes gelu's output again in backward instead of keeping it
 time line    the kernels of one step in the graph, by torch.profiler: ours, and PyTorch's fastest
 
 python -m cuda_ops bench gpt [--seconds 150] [--quick] [--no-compile] [--device cpu] [--batch 32]
@@ -46,6 +47,8 @@ class Variant:
     backend: str
     graph: bool = False
     compiled: bool = False
+    recomputed: float = 0.0
+    """Share of the blocks that make gelu's output again in backward."""
 
     @property
     def ours(self) -> bool:
@@ -61,6 +64,7 @@ VARIANTS = {
         Variant("custom graph", "custom", graph=True),
         Variant("fused eager", "fused"),
         Variant("fused graph", "fused", graph=True),
+        Variant("fused graph, less memory", "fused", graph=True, recomputed=0.25),
     ),
     "cpu": (
         Variant("PyTorch eager", "native"),
@@ -79,33 +83,39 @@ class Race:
     left_out: list[str] = field(default_factory=list)
 
 
+def make_step(variant: Variant, recipe: Recipe, precision: str, device, source=None) -> GraphedStep:
+    """A variant's model and optimizer as a step; `source` makes its batch, where it is not handed over."""
+    backend = get_backend(variant.backend)
+    recomputed = int(variant.recomputed * recipe.config.n_layer)
+    model = GPT(variant.backend, recipe.config, recomputed_blocks=recomputed).to(device)
+    parameters = list(model.parameters())
+    optimizer = backend.optim.AdamW(
+        parameter_groups(model, recipe),
+        lr=recipe.lr,
+        betas=(0.9, recipe.beta2),
+        fused=True,
+        capturable=variant.graph and device.type == "cuda",
+        # Ours clips in the step.
+        **({"max_grad_norm": recipe.clip} if variant.ours else {}),
+    )
+    clip = torch.nn.utils.clip_grad_norm_
+    return GraphedStep(
+        model,
+        torch.compile(model, dynamic=False) if variant.compiled else model,
+        optimizer,
+        source=source,
+        autocast=PRECISIONS[precision],
+        graph=variant.graph,
+        on_gradients=None if variant.ours else lambda: clip(parameters, recipe.clip),
+    )
+
+
 class Contender:
     """A variant's model and optimizer, ready to take steps."""
 
     def __init__(self, variant: Variant, recipe: Recipe, precision: str, device):
         torch.manual_seed(0)
-        backend = get_backend(variant.backend)
-        model = GPT(variant.backend, recipe.config).to(device)
-        parameters = list(model.parameters())
-        optimizer = backend.optim.AdamW(
-            parameter_groups(model, recipe),
-            lr=recipe.lr,
-            betas=(0.9, recipe.beta2),
-            fused=True,
-            capturable=variant.graph and device.type == "cuda",
-            # Ours clips in the step.
-            **({"max_grad_norm": recipe.clip} if variant.ours else {}),
-        )
-        clip = torch.nn.utils.clip_grad_norm_
-        loss = torch.compile(model, dynamic=False) if variant.compiled else model
-        self.step = GraphedStep(
-            model,
-            loss,
-            optimizer,
-            autocast=PRECISIONS[precision],
-            graph=variant.graph,
-            on_gradients=None if variant.ours else lambda: clip(parameters, recipe.clip),
-        )
+        self.step = make_step(variant, recipe, precision, device)
         shape = recipe.batch, recipe.length
         self.batch = [torch.randint(recipe.config.vocab_size, shape, device=device) for _ in range(2)]
         self.device = device

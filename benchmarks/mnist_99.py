@@ -171,8 +171,17 @@ def once(variant: str, precision: str, device: str):
     print("trained", flush=True)
 
 
-def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batches=None, precisions=None):
-    """Trains every variant from SEEDS seeds, interleaved, and writes mnist_99.json and .md into <out>/<device>."""
+def run(
+    device,
+    out: Path,
+    seconds: float,
+    quick: bool,
+    with_compile: bool,
+    batches=None,
+    precisions=None,
+    seeds: int = SEEDS,
+):
+    """Trains every variant from so many seeds, interleaved, and writes mnist_99.json and .md into <out>/<device>."""
     begin = time.perf_counter()
     recipe = Recipe(steps=20) if quick else Recipe()
     recipe = dataclasses.replace(recipe, batch=batches[0]) if batches else recipe
@@ -193,7 +202,7 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
     if cuda:
         for training in trainings.values():
             training.warm_up()
-    for seed in range(2 if quick else SEEDS):
+    for seed in range(2 if quick else seeds):
         if seed > 1 and time.perf_counter() - begin > 0.7 * seconds:
             break
         for name, training in trainings.items():

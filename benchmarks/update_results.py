@@ -223,6 +223,34 @@ def goal():
     ]
 
 
+def characters():
+    """Time to nanoGPT's validation loss."""
+    report = load("gpt_char.json")
+    if report is None:
+        return nothing_yet("python -m cuda_ops bench gpt-char")
+    facts, lines = report["facts"], []
+    for name, result in report["variants"].items():
+        seconds, loss = result["seconds"], result["loss"]
+        lines.append(
+            [
+                name,
+                f"{seconds['mean']:.2f} ± {seconds['std']:.2f}",
+                f"{loss['mean']:.4f} ± {loss['std']:.4f}",
+                f"{loss['max']:.4f}",
+                f"{result['seeds_at_goal']} of {result['seeds']}",
+                f"{result['ready_seconds']:.1f}",
+            ]
+        )
+    return [
+        f"From initial weights to nanoGPT's loss of {report['goal']}, over the whole validation text, by "
+        f"{report['tokens']:,} characters of training on one {facts['device']}, mean ± standard deviation over seeds; "
+        f"ready counts compilation and capture (`python -m cuda_ops bench gpt-char`, commit `{facts['commit']}`, "
+        f"{facts['date']}):",
+        "",
+        *table(["", "training, s", "validation loss", "highest", "seeds at the goal", "ready in, s"], lines),
+    ]
+
+
 def check():
     """What check_gpu.py has written: each step may name a commit of its own, where steps were run at several."""
     report = load("check.json")
@@ -587,6 +615,7 @@ PARTS = {
     "To 99 % of MNIST's test set": goal,
     "MNIST side by side, by phase": mnist,
     "A training step of GPT-2": gpt,
+    "A GPT of characters to nanoGPT's loss": characters,
     "Several GPUs": several_gpus,
     "Matrix products and convolutions": products,
     "conv2d by memory format": formats,

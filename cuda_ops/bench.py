@@ -3,7 +3,8 @@
 `bench host` shows what an eager call costs the host, ours beside PyTorch's (benchmarks/host_time.py). `bench mnist`
 times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to 99 % accuracy
 on the test set (benchmarks/mnist_99.py). `bench gpt` times whole training steps of GPT-2 and of a small model of
-characters (benchmarks/gpt2_step.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
+characters (benchmarks/gpt2_step.py), and `bench gpt-char` that model's training until it has learnt tiny Shakespeare
+(benchmarks/gpt_char.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
 cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py), and `bench
 ladder [name ...]` the other ladders, of ops that memory bounds and of attention (benchmarks/ladders.py). `bench sweep`
 draws calls of real models that nobody tuned for (benchmarks/sweep.py).
@@ -19,8 +20,10 @@ import torch
 
 from . import _library
 
-RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99", "gpt": "gpt2_step"}
-SECONDS = {"gpt": 150}
+RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99", "gpt": "gpt2_step", "gpt-char": "gpt_char"}
+SECONDS = {"gpt": 150, "gpt-char": 240}
+OF_SEEDS = ("mnist-99", "gpt-char")
+"""The races that train again and again, from a seed each."""
 DTYPES = ["float32", "tf32", "bfloat16", "float16", "float64"]
 RUNS = Path("runs/bench")
 
@@ -36,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         "ops",
         nargs="*",
         metavar="op",
-        help="ops to time, or all (default), or host, mnist, mnist-99, gpt or sweep; or ladder, for the teaching "
-        "ladders but gemm's: those named after it, or all",
+        help="ops to time, or all (default), or host, mnist, mnist-99, gpt, gpt-char or sweep; or ladder, for the "
+        "teaching ladders but gemm's: those named after it, or all",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
@@ -56,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--seconds",
         type=float,
         help="time limit for each op, or for a race, met by fewer samples, at least 3 (default: 31 samples in at most "
-        "30 seconds for each case; mnist: 600; gpt: 150)",
+        "30 seconds for each case; mnist: 600; gpt: 150; gpt-char: 240)",
     )
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist, gpt: time torch.compile too"
@@ -73,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser):
         action="append",
         choices=["fp32", "tf32", "bf16"],
         help="mnist: may be repeated; results of an earlier run in other precisions are kept; default: all; gpt: one",
+    )
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help="mnist-99, gpt-char: from how many seeds (default: 30 and 10)"
     )
     parser.add_argument("--seed", type=int, help="sweep: which calls are drawn (default: 0)")
     parser.add_argument("--count", type=int, help="sweep: how many (default: 500)")
@@ -127,9 +133,16 @@ def _race(args, device) -> int:
     for batch in args.batch or ():
         if batch < 1:
             raise ValueError(f"--batch {batch}: expected a whole number of at least 1")
+    of_seeds = {}
+    if args.seeds is not None:
+        if name not in OF_SEEDS:
+            raise ValueError(f"--seeds is for {' and '.join(OF_SEEDS)} alone")
+        if args.seeds < 1:
+            raise ValueError(f"--seeds {args.seeds}: expected a whole number of at least 1")
+        of_seeds["seeds"] = args.seeds
     race = importlib.import_module(RACES[name])
     seconds = SECONDS.get(name, 600) if args.seconds is None else args.seconds
-    race.run(device, args.out, seconds, args.quick, args.compile, args.batch, args.precision)
+    race.run(device, args.out, seconds, args.quick, args.compile, args.batch, args.precision, **of_seeds)
     return 0
 
 
@@ -203,9 +216,11 @@ def main(args) -> int:
             return _host(args, device, args.out)
         if set(args.ops) & set(RACES):
             return _race(args, device)
+        if args.seeds is not None:
+            raise ValueError(f"--seeds is for {' and '.join(OF_SEEDS)} alone")
         for name in ("batch", "precision"):
             if getattr(args, name):
-                raise ValueError(f"--{name} is for the races, mnist, mnist-99 and gpt, alone")
+                raise ValueError(f"--{name} is for the races, mnist, mnist-99, gpt and gpt-char, alone")
         quick = harness.QUICK if args.quick else {}
 
         def settings_of(dtypes):

@@ -520,6 +520,67 @@ def test_quick_race_of_gpts(device, tmp_path):
         assert all(report["timelines"].values())
 
 
+def test_quick_time_to_the_loss_of_characters(device, tmp_path):
+    options = "--quick", "--no-compile", "--batch", 4, "--seconds", 60, "--device", device, "--out", tmp_path
+    status, _, errors = run("gpt-char", *options)
+    assert status == 0, errors
+    (path,) = tmp_path.glob("*/gpt_char.json")
+    report = json.loads(path.read_text())
+    assert report["recipe"]["batch"] == 4
+    assert report["tokens"] == 20 * 4 * report["recipe"]["length"]
+    for result in report["variants"].values():
+        assert result["seeds"] == len(result["losses"]) == 2
+        assert result["seconds"]["mean"] > 0 and result["ready_seconds"] > 0
+        assert 2.0 < result["loss"]["mean"] < 4.1  # 4.17 of 65 characters alike
+    assert "seeds at the goal" in path.with_suffix(".md").read_text()
+
+
+def test_recipes_of_characters():
+    import gpt_char
+
+    recipe = gpt_char.Recipe(batch=4, length=64, steps=100, warmup=9, lr=1.0, short=16, short_share=0.25)
+    rates = recipe.learning_rates()
+    torch.testing.assert_close(rates[[0, 8, 9]], torch.tensor([0.1, 0.9, 1.0]))
+    assert rates.argmax() == 9 and 0 < rates[-1] < 0.01
+    linear = recipe.changed("schedule=linear,last_lr=0.2").learning_rates()
+    torch.testing.assert_close(linear[-1].item(), 0.2 + 0.8 / 91)
+    assert recipe.stages() == [(25, 16, 16), (75, 4, 64)] and recipe.tokens == 100 * 256
+    with pytest.raises(ValueError, match=r"momentum=0\.9: expected one of batch, length"):
+        recipe.changed("lr=2e-3,momentum=0.9")
+
+
+def test_texts_of_characters_keep_what_is_held_out_apart():
+    import gpt_char
+
+    train, validation = gpt_char.texts(held_out=False)
+    less, held_out = gpt_char.texts(held_out=True)
+    assert len(train) + len(validation) == 1_115_394
+    torch.testing.assert_close(torch.cat([less, held_out]), train)  # nothing of the validation text
+
+
+def test_characters_are_ordered_and_measured_whole():
+    """Each piece of the text once before one comes again; the loss is over all tokens, those of a short rest too."""
+    import gpt_char
+
+    recipe = gpt_char.Recipe(batch=2, length=16, steps=2, warmup=0)
+    tokens = torch.randint(65, (16 * 9 + 5,), generator=torch.Generator().manual_seed(0))
+    training = gpt_char.Training("fused", "fp32", recipe, tokens, torch.device("cpu"))
+    begins = training.order(8 + 8, 16, torch.Generator().manual_seed(1)).view(2, 8)
+    for cut in begins:
+        ordered = cut.sort().values
+        assert (ordered[1:] - ordered[:-1] == 16).all() and 0 <= ordered[0] < 16
+        assert ordered[-1] + 16 < len(tokens)
+    length, sizes = training.settings.config.block_size, []
+    model, forward = training.model, training.model.forward
+    model.forward = lambda inputs, targets: sizes.append(targets.numel()) or forward(inputs, targets)
+    found = training.loss(tokens)
+    assert sizes == [2 * length, (16 * 9 + 4) % length]
+    rows = [tokens[i : i + length + 1] for i in range(0, len(tokens) - 1, length)]
+    model.eval()
+    wanted = sum(forward(row[None, :-1], row[None, 1:]).item() * (len(row) - 1) for row in rows) / (len(tokens) - 1)
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
 def test_learning_rates_of_the_recipe_rise_and_fall():
     import mnist_99
 
@@ -551,7 +612,10 @@ def test_csv_is_written_whole(tmp_path):
         (["mnist", "--device", "cpu", "--precision", "bf16"], "--precision bf16: the CPU races in fp32"),
         (["mnist-99", "--device", "cpu", "--precision", "tf32"], "--precision tf32: the CPU races to 99 % in fp32"),
         (["mnist-99", "--batch", "64", "--batch", "128"], "the recipe of mnist-99 is for one batch size"),
-        (["square", "--batch", "64"], "--batch is for the races, mnist, mnist-99 and gpt, alone"),
+        (["gpt-char", "--device", "cpu", "--precision", "bf16"], "--precision bf16: gpt-char on cpu is for fp32"),
+        (["gpt-char", "--seeds", "0"], "--seeds 0: expected a whole number of at least 1"),
+        (["gpt", "--seeds", "3"], "--seeds is for mnist-99 and gpt-char alone"),
+        (["square", "--batch", "64"], "--batch is for the races, mnist, mnist-99, gpt and gpt-char, alone"),
         (["cubic"], "there is no benchmarks/bench_cubic.py; there are: adam, adaptive_avg_pool2d"),
         (["square", "--device", "cpu", "--out", f"{__file__}/x"], f"--out {__file__}/x: {__file__} cannot be written"),
         (["square", "--device", "toaster"], "device toaster cannot be used"),

@@ -27,6 +27,7 @@ OPS = {
     "reduction": (["reduction"], 60),
     "histogram": (["histogram/histogram.cu"], 40),
     "layer_norm": (["layer_norm", "common/paths.cu"], 30),
+    "round_list": (["round_list.cu"], 60),
     "winograd": (["conv2d/winograd"], 60),
     "attention": (
         ["attention", "attention/mma", "attention/decode", "common/paths.cu"],

@@ -195,6 +195,21 @@ def test_one_graph_for_the_compiler(backend):
     assert_close(loss, model(inputs, targets), 1e-12, "loss")
 
 
+def test_one_graph_of_halves_for_the_compiler(device, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr(_gpt_ops, "is_rounded", lambda input, *parameters: input.dtype == torch.bfloat16)
+    (model,) = same_models(["fused"], dtype=torch.float32, device=device)
+    model.recomputed_blocks = 1
+    compiled, losses, gradients = torch.compile(model, fullgraph=True, backend="aot_eager"), [], []
+    for call in (model, compiled):
+        with torch.autocast(device, torch.bfloat16):
+            losses.append(call(*batch(device=device)))
+        gradients.append(torch.autograd.grad(losses[-1], list(model.parameters())))
+    assert torch.equal(*losses)
+    for actual, expected in zip(*gradients, strict=True):
+        assert_close(actual, expected, 1e-3)
+
+
 @pytest.mark.parametrize("backend", [cuda_param("custom"), cuda_param("fused")])
 def test_autocast_is_as_close_to_float64_as_native(backend):
     native, model, exact = same_models(["native", backend, "native"], dtype=torch.float32, device="cuda")
@@ -231,6 +246,102 @@ def test_layers_that_round_their_parameters_have_two_derivatives(device, with_bi
         ):
             assert torch.autograd.gradcheck(function, arguments)
             assert torch.autograd.gradgradcheck(function, arguments)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_layers_with_the_norm_behind_them(device, with_bias):
+    """In float64 as the chain of layers, whose further derivatives they have too; a gradient may come for either."""
+    input, weight, bias, next_weight, next_bias = layer_arguments(3, 4, 5, device)
+    norm = layer_arguments(3, 4, 4, device)[0], *layer_arguments(1, 4, 4, device)[2::2]  # residual, weight, bias
+    if not with_bias:
+        bias = next_bias = None
+    first, mlp = (weight[:4], bias), (weight, bias, next_weight, next_bias)
+    if with_bias:
+        first = weight[:4], bias[:4]
+    first = [None if tensor is None else tensor.detach().requires_grad_() for tensor in first]
+
+    def alone(*arguments):
+        return _gpt_ops.RoundedLinearAddNorm.apply(*arguments[:3], 1e-5, *arguments[3:])
+
+    def both(*arguments):
+        return _gpt_ops.RoundedMLPAddNorm.apply(*arguments[:3], 1e-5, *arguments[3:], "tanh", False)
+
+    def chain_of(layers):
+        def chain(residual, norm_weight, norm_bias, *arguments):
+            total = residual + layers(*arguments)
+            return torch.nn.functional.layer_norm(total, (4,), norm_weight, norm_bias), total
+
+        return chain
+
+    def layers_of_mlp(x, w, b, next_w, next_b):
+        hidden = torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b), approximate="tanh")
+        return torch.nn.functional.linear(hidden, next_w, next_b)
+
+    for function, layers, parameters in (
+        (alone, torch.nn.functional.linear, first),
+        (both, layers_of_mlp, mlp),
+    ):
+        arguments = [*norm, input, *parameters]
+        there = [argument for argument in arguments if argument is not None]
+        for grads in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0)):
+            results = []
+            for outputs in (function(*arguments), chain_of(layers)(*arguments)):
+                loss = sum(scale * output.square().sum() for scale, output in zip(grads, outputs, strict=True) if scale)
+                results.append([*outputs, *torch.autograd.grad(loss, there, allow_unused=True, materialize_grads=True)])
+            for actual, expected in zip(*results, strict=True):
+                assert_close(actual, expected, 1e-10)
+        assert torch.autograd.gradcheck(function, arguments)
+        assert torch.autograd.gradgradcheck(function, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_ways_of_a_step_in_halves(device, dtype, monkeypatch):
+    """Parameters rounded at once or layer by layer, the gradients of biases found by the norms or not, gelu's output
+    kept or made again: the same loss to the last bit, and gradients that differ by rounding alone."""
+    rounds = []
+    at_once = _gpt_ops.round_list
+    monkeypatch.setattr(_gpt_ops, "round_list", lambda *arguments: rounds.append(0) or at_once(*arguments))
+    if device == "cpu":  # its own way rounds by autograd
+        monkeypatch.setattr(_gpt_ops, "is_rounded", lambda input, *parameters: input.dtype == dtype)
+    results = {}
+    for way in ("at once", "recomputed", "one by one"):
+        if way == "one by one":
+            monkeypatch.setattr(_gpt_ops, "halves_of", lambda like, layers: [[() for _ in block] for block in layers])
+            monkeypatch.setattr(_gpt_ops, "finds_bias", lambda *arguments: False)
+        (model,) = same_models(["fused"], dtype=torch.float32, device=device)
+        model.recomputed_blocks = 1 if way == "recomputed" else 0
+        with torch.autocast(device, dtype):
+            loss = model(*batch(device=device))
+        (2.0**10 * loss).backward()
+        results[way] = loss, {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert len(rounds) == 2
+    for way in ("recomputed", "one by one"):
+        assert torch.equal(results[way][0], results["at once"][0])
+        for name, expected in results["at once"][1].items():
+            actual = results[way][1][name]
+            assert actual.dtype == torch.float32
+            assert (actual - expected).norm() <= 1e-2 * expected.norm() + 1e-6, name
+
+
+def test_blocks_that_are_recomputed_are_those_there_are():
+    for count in (-1, 3, True, 1.0):
+        with pytest.raises(ValueError, match="GPT: expected recomputed_blocks to be from 0 to n_layer, 2, got"):
+            GPT("fused", SMALL, recomputed_blocks=count)
+
+
+@pytest.mark.cuda
+def test_recomputed_blocks_keep_less():
+    """8 * n_embd bytes less of each token, in each such block."""
+    config, kept = GPTConfig(64, 256, 4, 4, 256), {}
+    for count in (0, 3):
+        model = GPT("fused", config, recomputed_blocks=count).to("cuda")
+        tokens = torch.randint(64, (32, 256), device="cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            before = torch.cuda.memory_allocated()
+            loss = model(tokens, tokens)
+            kept[count] = torch.cuda.memory_allocated() - before
+        loss.backward()
+    assert kept[0] - kept[3] == 3 * 32 * 256 * 8 * 256
 
 
 @pytest.mark.parametrize("wanted", range(5))

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpt2_step  # noqa: E402
+import gpt_char  # noqa: E402
 import harness  # noqa: E402
 import mnist_99  # noqa: E402
 import mnist_report  # noqa: E402
@@ -109,6 +110,30 @@ def test_time_to_99_percent(folder):
     lines = update_results.goal()
     assert "| fused bf16 | 41.0 ± 1.4 | 99.05 ± 0.07 | 99.00 | 2 of 2 | – |" in lines
     assert "70,400 images on one Test GPU" in lines[0]
+
+
+def test_time_to_the_loss_of_characters(folder):
+    variant = {
+        "seeds": 2,
+        "seconds": gpt_char.statistics_of([2.5, 2.7]),
+        "loss": gpt_char.statistics_of([1.46, 1.47]),
+        "losses": [1.46, 1.47],
+        "seeds_at_goal": 1,
+        "ready_seconds": 3.21,
+    }
+    found = {
+        "facts": FACTS,
+        "goal": 1.4697,
+        "recipe": {"lr": 3e-3},
+        "tokens": 9_000_000,
+        "variants": {"fused": variant},
+    }
+    found["validation_tokens"] = 111_539
+    (folder / "gpt_char.json").write_text(json.dumps({**found, "model": "char"}))
+    lines = update_results.characters()
+    assert "| fused | 2.60 ± 0.14 | 1.4650 ± 0.0071 | 1.4700 | 1 of 2 | 3.2 |" in lines
+    assert "9,000,000 characters of training on one Test GPU" in lines[0]
+    assert "Recipe: lr 0.003; 9,000,000 tokens" in gpt_char.markdown({**found, "model": "char"})
 
 
 @pytest.mark.parametrize("failures", [["tests/a.py::b"], {"tests/a.py::b": "failed"}])

@@ -97,9 +97,15 @@ extern "C" cuda_ops_status cuda_ops_linear_backward_weight_cuda(void *grad_weigh
 
 extern "C" cuda_ops_status cuda_ops_linear_backward_bias_cuda(void *grad_bias, const void *grad_output, void *workspace,
                                                               int64_t rows, int64_t out_features, cuda_ops_dtype dtype,
-                                                              cuda_ops_stream stream)
+                                                              cuda_ops_dtype bias_dtype, cuda_ops_stream stream)
 {
-    CUDA_OPS_DISPATCH(
-        dtype, T, return column_sums((T *)grad_bias, workspace, (const T *)grad_output, rows, out_features, stream));
-    return CUDA_OPS_SUCCESS;
+    CUDA_OPS_DISPATCH(dtype, T, {
+        const T *const input = (const T *)grad_output;
+        if (bias_dtype == dtype)
+            return column_sums((T *)grad_bias, workspace, input, rows, out_features, stream);
+        if constexpr (sizeof(T) == 2)
+            if (bias_dtype == CUDA_OPS_FLOAT32)
+                return column_sums((float *)grad_bias, workspace, input, rows, out_features, stream);
+    });
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
 }

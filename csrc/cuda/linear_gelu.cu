@@ -66,12 +66,13 @@ __device__ __forceinline__ accumulate_type<T> gelu_slope_of(T x, bool tanh)
         return gelu_slope(load_as_accumulate(x), tanh);
 }
 
-// COUNT columns a thread: 16 bytes, or one. grad_bias may be null; with several chunks `partial` is written instead.
+// COUNT columns a thread: 16 bytes, or one. grad_bias, of T or as it is summed (`full`), may be null; with several
+// chunks `partial` is written instead.
 template <typename T, int COUNT>
 __global__ void __launch_bounds__(THREADS)
-    linear_gelu_backward_kernel(T *grad_preactivation, T *grad_bias, accumulate_type<T> *partial, const T *grad_output,
-                                const T *preactivation, int64_t rows, int64_t columns, int64_t chunk, int64_t chunks,
-                                bool tanh)
+    linear_gelu_backward_kernel(T *grad_preactivation, void *grad_bias, accumulate_type<T> *partial,
+                                const T *grad_output, const T *preactivation, int64_t rows, int64_t columns,
+                                int64_t chunk, int64_t chunks, bool tanh, bool full)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> vector;
@@ -115,8 +116,10 @@ __global__ void __launch_bounds__(THREADS)
                 total += shared[w][i / COUNT][i % COUNT];
             if (chunks > 1)
                 partial[part * columns + to] = total;
+            else if (full)
+                ((A *)grad_bias)[to] = total;
             else
-                grad_bias[to] = store_from_accumulate<T>(total);
+                ((T *)grad_bias)[to] = store_from_accumulate<T>(total);
         }
         __syncthreads(); // the next iteration overwrites the sums
     }
@@ -139,18 +142,27 @@ static Chunks chunk_rows(int64_t rows, int64_t columns, int count)
 }
 
 template <typename T, int COUNT>
-static cuda_ops_status backward(T *grad_preactivation, T *grad_bias, void *workspace, const T *grad_output,
-                                const T *preactivation, int64_t rows, int64_t columns, bool tanh, cudaStream_t stream)
+static cuda_ops_status backward(T *grad_preactivation, void *grad_bias, void *workspace, const T *grad_output,
+                                const T *preactivation, int64_t rows, int64_t columns, bool tanh, bool full,
+                                cudaStream_t stream)
 {
     typedef accumulate_type<T> A;
     const Chunks cut = chunk_rows(rows, columns, COUNT);
     const int64_t blocks = ceil_div(columns, WARP_SIZE * COUNT) * cut.chunks;
     launch_dependent(linear_gelu_backward_kernel<T, COUNT>, clamp_grid(blocks), THREADS, 0, stream, grad_preactivation,
-                     grad_bias, (A *)workspace, grad_output, preactivation, rows, columns, cut.chunk, cut.chunks, tanh);
+                     grad_bias, (A *)workspace, grad_output, preactivation, rows, columns, cut.chunk, cut.chunks, tanh,
+                     full);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !grad_bias || cut.chunks == 1)
         return status;
-    return add_column_sums(grad_bias, (const A *)workspace, cut.chunks, columns, stream);
+    return full ? add_column_sums((A *)grad_bias, (const A *)workspace, cut.chunks, columns, stream)
+                : add_column_sums((T *)grad_bias, (const A *)workspace, cut.chunks, columns, stream);
+}
+
+// Whether a gradient of a bias may be of that dtype, beside others of `dtype`.
+static bool is_bias_dtype(cuda_ops_dtype bias_dtype, cuda_ops_dtype dtype)
+{
+    return bias_dtype == dtype || (bias_dtype == CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64);
 }
 
 // The forward pass as a launcher gets it.
@@ -306,9 +318,9 @@ extern "C" cuda_ops_status cuda_ops_linear_gelu_backward_cuda(void *grad_preacti
                                                               const void *grad_output, const void *preactivation,
                                                               void *workspace, int64_t rows, int64_t out_features,
                                                               cuda_ops_gelu gelu, cuda_ops_dtype dtype,
-                                                              cuda_ops_stream stream)
+                                                              cuda_ops_dtype bias_dtype, cuda_ops_stream stream)
 {
-    if (gelu != CUDA_OPS_GELU_EXACT && gelu != CUDA_OPS_GELU_TANH)
+    if ((gelu != CUDA_OPS_GELU_EXACT && gelu != CUDA_OPS_GELU_TANH) || !is_bias_dtype(bias_dtype, dtype))
         return CUDA_OPS_INVALID_ARGUMENT;
     if (out_features == 0)
         return CUDA_OPS_SUCCESS;
@@ -317,13 +329,13 @@ extern "C" cuda_ops_status cuda_ops_linear_gelu_backward_cuda(void *grad_preacti
     cuda_ops_status status = CUDA_OPS_UNSUPPORTED_DTYPE;
     CUDA_OPS_DISPATCH(dtype, T, {
         constexpr int COUNT = vector16<T>::size;
+        const bool tanh = gelu == CUDA_OPS_GELU_TANH, full = bias_dtype != dtype;
         if (aligned && out_features % COUNT == 0)
-            status =
-                backward<T, COUNT>((T *)grad_preactivation, (T *)grad_bias, workspace, (const T *)grad_output,
-                                   (const T *)preactivation, rows, out_features, gelu == CUDA_OPS_GELU_TANH, stream);
+            status = backward<T, COUNT>((T *)grad_preactivation, grad_bias, workspace, (const T *)grad_output,
+                                        (const T *)preactivation, rows, out_features, tanh, full, stream);
         else
-            status = backward<T, 1>((T *)grad_preactivation, (T *)grad_bias, workspace, (const T *)grad_output,
-                                    (const T *)preactivation, rows, out_features, gelu == CUDA_OPS_GELU_TANH, stream);
+            status = backward<T, 1>((T *)grad_preactivation, grad_bias, workspace, (const T *)grad_output,
+                                    (const T *)preactivation, rows, out_features, tanh, full, stream);
     });
     return status;
 }
@@ -368,14 +380,13 @@ extern "C" int64_t cuda_ops_gelu_linear_backward_workspace_cuda(int64_t rows, in
     return most > fused ? most : fused;
 }
 
-extern "C" cuda_ops_status cuda_ops_gelu_linear_backward_cuda(void *grad_preactivation, void *grad_bias,
-                                                              const void *grad_output, const void *weight,
-                                                              const void *preactivation, void *workspace, int64_t rows,
-                                                              int64_t features, int64_t out_features,
-                                                              cuda_ops_gelu gelu, int allow_tf32, int path,
-                                                              cuda_ops_dtype dtype, cuda_ops_stream stream)
+extern "C" cuda_ops_status
+cuda_ops_gelu_linear_backward_cuda(void *grad_preactivation, void *grad_bias, const void *grad_output,
+                                   const void *weight, const void *preactivation, void *workspace, int64_t rows,
+                                   int64_t features, int64_t out_features, cuda_ops_gelu gelu, int allow_tf32, int path,
+                                   cuda_ops_dtype dtype, cuda_ops_dtype bias_dtype, cuda_ops_stream stream)
 {
-    if (gelu != CUDA_OPS_GELU_EXACT && gelu != CUDA_OPS_GELU_TANH)
+    if ((gelu != CUDA_OPS_GELU_EXACT && gelu != CUDA_OPS_GELU_TANH) || !is_bias_dtype(bias_dtype, dtype))
         return CUDA_OPS_INVALID_ARGUMENT;
     cuda_ops_gemm_problem problem = gelu_linear_product(rows, features, out_features, allow_tf32, dtype);
     const Device device = current_device();
@@ -389,6 +400,8 @@ extern "C" cuda_ops_status cuda_ops_gelu_linear_backward_cuda(void *grad_preacti
         if (status != CUDA_OPS_SUCCESS || !grad_bias)
             return status;
         const float *const sums = (const float *)workspace;
+        if (bias_dtype == CUDA_OPS_FLOAT32)
+            return add_column_sums((float *)grad_bias, sums, gelu_sum_rows(rows), features, stream);
         return halves ? add_column_sums((__half *)grad_bias, sums, gelu_sum_rows(rows), features, stream)
                       : add_column_sums((__nv_bfloat16 *)grad_bias, sums, gelu_sum_rows(rows), features, stream);
     }
@@ -399,5 +412,5 @@ extern "C" cuda_ops_status cuda_ops_gelu_linear_backward_cuda(void *grad_preacti
             return status;
     }
     return cuda_ops_linear_gelu_backward_cuda(grad_preactivation, grad_bias, grad_preactivation, preactivation,
-                                              workspace, rows, features, gelu, dtype, stream);
+                                              workspace, rows, features, gelu, dtype, bias_dtype, stream);
 }

@@ -2,6 +2,7 @@
 // the choice of backend.
 #include "cuda_ops/layer_norm.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
@@ -166,12 +167,11 @@ Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input,
 }
 
 // What is not wanted is returned empty. grad_weight and grad_bias are of the dtype of weight, or else of bias, or else
-// of input.
-std::tuple<Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output,
-                                                 const OptionalTensor &grad_sum, const Tensor &input,
-                                                 at::IntArrayRef normalized_shape, const OptionalTensor &weight,
-                                                 const Tensor *mean, const Tensor &rstd,
-                                                 std::optional<at::ScalarType> bias_type, std::array<bool, 3> wanted)
+// of input, and so is the last one, the sums of grad_input over its rows.
+std::tuple<Tensor, Tensor, Tensor, Tensor>
+norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output, const OptionalTensor &grad_sum,
+              const Tensor &input, at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor *mean,
+              const Tensor &rstd, std::optional<at::ScalarType> bias_type, std::array<bool, 4> wanted)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     const NormShape shape(op, input, normalized_shape);
@@ -197,33 +197,34 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm n
     const auto options = x.options().dtype(weight ? weight->scalar_type() : bias_type.value_or(input.scalar_type()));
     const std::array<int64_t, 1> none{0};
     Tensor grad_input = empty(wanted[0] ? x.sizes() : at::IntArrayRef(none), x.options());
-    Tensor grads[2];
-    for (int which = 0; which < 2; which++) {
+    Tensor grads[3];
+    for (int which = 0; which < 3; which++) {
         const at::IntArrayRef sizes = wanted[1 + which] ? normalized_shape : at::IntArrayRef(none);
         grads[which] = shape.empty() ? at::zeros(sizes, options) : empty(sizes, options);
     }
     if (shape.empty())
-        return {grad_input, grads[0], grads[1]};
+        return {grad_input, grads[0], grads[1], grads[2]};
     [[maybe_unused]] void *const grad_input_data = wanted[0] ? grad_input.data_ptr() : nullptr;
     [[maybe_unused]] void *const grad_weight_data = wanted[1] ? grads[0].data_ptr() : nullptr;
     [[maybe_unused]] void *const grad_bias_data = wanted[2] ? grads[1].data_ptr() : nullptr;
+    [[maybe_unused]] void *const grad_input_sums_data = wanted[3] ? grads[2].data_ptr() : nullptr;
     const bool sums = wanted[1] || wanted[2];
     const double *const mean_data = mean ? m.const_data_ptr<double>() : nullptr;
     const cuda_ops_dtype parameter_dtype = check_dtype(op, "grad_weight", grads[0]);
     if (x.is_cuda()) {
         Tensor workspace;
 #ifdef CUDA_OPS_WITH_CUDA
-        if (sums)
+        if (sums || wanted[3])
             workspace = empty_bytes(cuda_ops_layer_norm_workspace_cuda(shape.rows, shape.cols, dtype), x);
 #endif
-        void *const workspace_data = sums && workspace.defined() ? workspace.data_ptr() : nullptr;
+        void *const workspace_data = workspace.defined() ? workspace.data_ptr() : nullptr;
         (void)workspace_data;
-        CUDA_OPS_LAUNCH(op, cuda_ops_layer_norm_backward_cuda(grad_input_data, grad_weight_data, grad_bias_data,
-                                                              workspace_data, g.const_data_ptr(), data_or_null(more),
-                                                              x.const_data_ptr(), data_or_null(parameters.weight),
-                                                              mean_data, r.const_data_ptr(), shape.rows, shape.cols,
-                                                              norm, dtype, parameter_dtype, current_stream(op)));
-        return {grad_input, grads[0], grads[1]};
+        CUDA_OPS_LAUNCH(op, cuda_ops_layer_norm_backward_cuda(
+                                grad_input_data, grad_weight_data, grad_bias_data, grad_input_sums_data, workspace_data,
+                                g.const_data_ptr(), data_or_null(more), x.const_data_ptr(),
+                                data_or_null(parameters.weight), mean_data, r.const_data_ptr(), shape.rows, shape.cols,
+                                norm, dtype, parameter_dtype, current_stream(op)));
+        return {grad_input, grads[0], grads[1], grads[2]};
     }
     TORCH_CHECK(parameter_dtype == dtype || is_half(dtype), op,
                 ": expected bias_dtype to be that of input on the CPU, got ",
@@ -255,7 +256,11 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm n
                                                              begin, end, type);
             },
             writes(wanted[1] ? grads[0] : Tensor()), writes(wanted[2] ? grads[1] : Tensor()));
-    return {grad_input, grads[0], grads[1]};
+    if (wanted[3])
+        grads[2].copy_(grad_input.view({shape.rows, shape.cols})
+                           .sum({0}, false, at::toOpMathType(input.scalar_type()))
+                           .view(normalized_shape));
+    return {grad_input, grads[0], grads[1], grads[2]};
 }
 
 } // namespace
@@ -304,8 +309,21 @@ static std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor &grad
                                                               std::optional<at::ScalarType> bias_type,
                                                               std::array<bool, 3> wanted)
 {
+    const auto [grad_input, grad_weight, grad_bias, sums] =
+        norm_backward("layer_norm_backward", CUDA_OPS_LAYER_NORM, grad_output, grad_sum, input, normalized_shape,
+                      weight, &mean, rstd, bias_type, {wanted[0], wanted[1], wanted[2], false});
+    return {grad_input, grad_weight, grad_bias};
+}
+
+// All of them, and the sums over rows of grad_input: the gradient of a bias that was added to input.
+static std::tuple<Tensor, Tensor, Tensor, Tensor>
+layer_norm_backward_with_sums(const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &input,
+                              at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &mean,
+                              const Tensor &rstd, std::optional<at::ScalarType> bias_type, bool with_weight,
+                              bool with_bias)
+{
     return norm_backward("layer_norm_backward", CUDA_OPS_LAYER_NORM, grad_output, grad_sum, input, normalized_shape,
-                         weight, &mean, rstd, bias_type, wanted);
+                         weight, &mean, rstd, bias_type, {true, with_weight, with_bias, true});
 }
 
 static std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor &grad_output, const OptionalTensor &grad_sum,
@@ -313,9 +331,9 @@ static std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor &grad_output, c
                                                     const OptionalTensor &weight, const Tensor &rstd, double /* eps */,
                                                     std::array<bool, 2> wanted)
 {
-    const auto [grad_input, grad_weight, grad_bias] =
+    const auto [grad_input, grad_weight, grad_bias, sums] =
         norm_backward("rms_norm_backward", CUDA_OPS_RMS_NORM, grad_output, grad_sum, input, normalized_shape, weight,
-                      nullptr, rstd, std::nullopt, {wanted[0], wanted[1], false});
+                      nullptr, rstd, std::nullopt, {wanted[0], wanted[1], false, false});
     return {grad_input, grad_weight};
 }
 
@@ -493,6 +511,11 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("layer_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor input, SymInt[] normalized_shape, "
                 "Tensor? weight, Tensor mean, Tensor rstd, float eps, ScalarType? bias_dtype, bool[3] wanted)"
                 " -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+    // Where nothing is differentiated further (cuda_ops/models/_gpt_ops.py).
+    library.def("layer_norm_backward_with_sums(Tensor grad_output, Tensor? grad_sum, Tensor input, "
+                "int[] normalized_shape, Tensor? weight, Tensor mean, Tensor rstd, ScalarType? bias_dtype, "
+                "bool with_weight, bool with_bias) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, "
+                "Tensor grad_input_sums)");
     library.def("rms_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor input, SymInt[] normalized_shape, "
                 "Tensor? weight, Tensor rstd, float eps, bool[2] wanted) -> (Tensor grad_input, Tensor grad_weight)");
     library.def("add_layer_norm_gradients(Tensor grad_output, Tensor? grad_sum, Tensor sum, SymInt[] normalized_shape, "
@@ -541,6 +564,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "add_layer_norm_forward", cuda_ops::add_layer_norm_forward);
     CUDA_OPS_IMPLEMENT(library, "add_rms_norm_forward", cuda_ops::add_rms_norm_forward);
     CUDA_OPS_IMPLEMENT(library, "layer_norm_backward", cuda_ops::layer_norm_backward);
+    CUDA_OPS_IMPLEMENT(library, "layer_norm_backward_with_sums", cuda_ops::layer_norm_backward_with_sums);
     CUDA_OPS_IMPLEMENT(library, "rms_norm_backward", cuda_ops::rms_norm_backward);
     // As PyTorch's, of which rms_norm is in none of autocast's lists.
     CUDA_OPS_AUTOCAST(library, "layer_norm_forward", FLOAT32_ON_CUDA);

@@ -79,8 +79,9 @@ static cuda_ops_status backward_weight_cuda(const Tensor &grad_weight, const Ten
 static cuda_ops_status backward_bias_cuda(const Tensor &grad_bias, const Tensor &g, int64_t rows, cuda_ops_dtype dtype)
 {
     const Tensor workspace = workspace_of(cuda_ops_linear_backward_bias_workspace_cuda(rows, g.size(-1), dtype), g);
-    return cuda_ops_linear_backward_bias_cuda(grad_bias.data_ptr(), g.const_data_ptr(), workspace.data_ptr(), rows,
-                                              g.size(-1), dtype, current_stream("linear_backward_bias"));
+    return cuda_ops_linear_backward_bias_cuda(
+        grad_bias.data_ptr(), g.const_data_ptr(), workspace.data_ptr(), rows, g.size(-1), dtype,
+        grad_bias.scalar_type() == at::kFloat ? CUDA_OPS_FLOAT32 : dtype, current_stream("linear_backward_bias"));
 }
 #endif
 
@@ -196,7 +197,8 @@ static Tensor linear_backward_float32_weight(const Tensor &grad_output, const Te
     return weight_gradient(grad_output, input, true);
 }
 
-static Tensor linear_backward_bias(const Tensor &grad_output)
+// With `to_float32` the sums of halves are left as they are made, in float32.
+static Tensor bias_gradient(const Tensor &grad_output, bool to_float32)
 {
     const char *const op = "linear_backward_bias";
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
@@ -204,11 +206,12 @@ static Tensor linear_backward_bias(const Tensor &grad_output)
     const int64_t rows = rows_of(grad_output), out_features = grad_output.size(-1);
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = grad_output.contiguous();
-    Tensor grad_bias = at::empty({out_features}, g.options());
+    Tensor grad_bias =
+        at::empty({out_features}, to_float32 && is_half(dtype) ? g.options().dtype(at::kFloat) : g.options());
     if (out_features == 0)
         return grad_bias;
     if (is_cpu_half(g))
-        return in_float32(linear_backward_bias, g).to(g.scalar_type());
+        return in_float32(bias_gradient, g, false).to(grad_bias.scalar_type());
     if (g.is_cuda())
         CUDA_OPS_LAUNCH(op, backward_bias_cuda(grad_bias, g, rows, dtype));
     else
@@ -220,6 +223,17 @@ static Tensor linear_backward_bias(const Tensor &grad_output)
     return grad_bias;
 }
 
+static Tensor linear_backward_bias(const Tensor &grad_output)
+{
+    return bias_gradient(grad_output, false);
+}
+
+// For a float32 bias that was rounded to halves.
+static Tensor linear_backward_float32_bias(const Tensor &grad_output)
+{
+    return bias_gradient(grad_output, true);
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
@@ -229,11 +243,13 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_backward_weight(Tensor grad_output, Tensor input) -> (Tensor grad_weight)");
     library.def("linear_backward_float32_weight(Tensor grad_output, Tensor input) -> (Tensor grad_weight)");
     library.def("linear_backward_bias(Tensor grad_output) -> (Tensor grad_bias)");
+    library.def("linear_backward_float32_bias(Tensor grad_output) -> (Tensor grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "linear_forward", cuda_ops::linear_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_input", cuda_ops::linear_backward_input);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_weight", cuda_ops::linear_backward_weight);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_float32_weight", cuda_ops::linear_backward_float32_weight);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_bias", cuda_ops::linear_backward_bias);
+    CUDA_OPS_IMPLEMENT(library, "linear_backward_float32_bias", cuda_ops::linear_backward_float32_bias);
     CUDA_OPS_AUTOCAST(library, "linear_forward", LOWER_PRECISION);
     // The three products are each other's derivatives: output is linear in input and in weight, grad_input in
     // grad_output and in weight, grad_weight in grad_output and in input.

@@ -54,7 +54,7 @@ static cuda_ops_status backward_cuda(const Tensor &grad_preactivation, const Ten
     const Tensor workspace = empty({bytes}, z.options().dtype(at::kByte));
     return cuda_ops_linear_gelu_backward_cuda(grad_preactivation.data_ptr(), with_bias ? grad_bias.data_ptr() : nullptr,
                                               g.const_data_ptr(), z.const_data_ptr(), workspace.data_ptr(), rows,
-                                              columns, gelu, dtype, current_stream("linear_gelu_backward"));
+                                              columns, gelu, dtype, dtype, current_stream("linear_gelu_backward"));
 }
 
 static cuda_ops_status backward_linear_cuda(const Tensor &grad_preactivation, const Tensor &grad_bias, const Tensor &g,
@@ -71,7 +71,7 @@ static cuda_ops_status backward_linear_cuda(const Tensor &grad_preactivation, co
     const cuda_ops_status status = cuda_ops_gelu_linear_backward_cuda(
         grad_preactivation.data_ptr(), with_bias ? grad_bias.data_ptr() : nullptr, g.const_data_ptr(),
         w.const_data_ptr(), z.const_data_ptr(), workspace.data_ptr(), rows, features, out_features, gelu, allow_tf32,
-        path, dtype, current_stream(op));
+        path, dtype, is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype, current_stream(op));
     check_forced_gemm(op, path, status, grad_preactivation,
                       dense_problem(rows, features, out_features, false, false, dtype));
     return status;
@@ -160,7 +160,8 @@ static std::tuple<Tensor, Tensor> linear_gelu_backward(const Tensor &grad_output
     return {grad_preactivation, grad_bias};
 }
 
-// The gradient through linear(gelu(preactivation), weight): that of linear's input, and gelu's.
+// The gradient through linear(gelu(preactivation), weight): that of linear's input, and gelu's. grad_bias is as it was
+// summed, of halves in float32.
 static std::tuple<Tensor, Tensor> gelu_linear_backward(const Tensor &grad_output, const Tensor &weight,
                                                        const Tensor &preactivation, std::string_view approximate,
                                                        bool with_bias)
@@ -178,20 +179,23 @@ static std::tuple<Tensor, Tensor> gelu_linear_backward(const Tensor &grad_output
     sizes.back() = weight.size(0);
     TORCH_CHECK(grad_output.sizes() == at::IntArrayRef(sizes), op, ": expected grad_output to have shape ", sizes,
                 ", got ", grad_output.sizes());
+    const at::ScalarType bias_type = is_half(dtype) ? at::kFloat : preactivation.scalar_type();
 #ifdef CUDA_OPS_WITH_CUDA
     if (preactivation.is_cuda()) {
         const c10::OptionalDeviceGuard guard(at::device_of(preactivation));
         const Tensor g = grad_output.contiguous(), w = weight.contiguous(), z = preactivation.contiguous();
         Tensor grad_preactivation = empty(z.sizes(), z.options());
-        Tensor grad_bias = empty({with_bias ? z.size(-1) : 0}, z.options());
+        Tensor grad_bias = empty({with_bias ? z.size(-1) : 0}, z.options().dtype(bias_type));
         CUDA_OPS_LAUNCH(op, backward_linear_cuda(grad_preactivation, grad_bias, g, w, z, with_bias, gelu, dtype));
         return {grad_preactivation, grad_bias};
     }
 #endif
-    (void)dtype, (void)gelu;
+    (void)gelu;
     static const auto backward_input =
         registered_op<Tensor(const Tensor &, const Tensor &)>("cuda_ops::linear_backward_input");
-    return linear_gelu_backward(backward_input.call(grad_output, weight), preactivation, approximate, with_bias);
+    const auto [grad_preactivation, grad_bias] =
+        linear_gelu_backward(backward_input.call(grad_output, weight), preactivation, approximate, with_bias);
+    return {grad_preactivation, grad_bias.to(bias_type)};
 }
 
 // The op with the preactivation where a derivative is wanted, which asks for it.

@@ -1,5 +1,5 @@
-"""What GPT needs beside cuda_ops.functional: linear layers of float32 parameters in half precision, and the loss of its
-head."""
+"""What GPT needs beside cuda_ops.functional: linear layers of float32 parameters in half precision, with the norm that
+follows, and the loss of its head."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,16 @@ from .._library import problem
 
 if problem is None:
     from .._operators import operator
+    from ..ops.add_layer_norm import add_layer_norm_forward
     from ..ops.cross_entropy import cross_entropy_backward, cross_entropy_forward
     from ..ops.linear import linear_backward_bias, linear_backward_input, linear_backward_weight, linear_forward
     from ..ops.linear_gelu import linear_gelu_backward
+    from ..ops.round_list import round_list
 
     gelu_linear_backward = operator("gelu_linear_backward")
+    layer_norm_backward = operator("layer_norm_backward")
+    layer_norm_backward_with_sums = operator("layer_norm_backward_with_sums")
+    linear_backward_float32_bias = operator("linear_backward_float32_bias")
     linear_backward_float32_weight = operator("linear_backward_float32_weight")
     linear_gelu_forward = operator("linear_gelu_forward")
 
@@ -77,93 +82,246 @@ class MeanLoss(torch.autograd.Function):
         return grad, None
 
 
-class RoundedLinear(torch.autograd.Function):
-    """linear of an input in half precision by float32 parameters, which are rounded to it. The gradient of weight is
-    what the product has summed in float32, and is not rounded on the way."""
-
-    @staticmethod
-    def forward(ctx, input, weight, bias):
-        rounded = weight.to(input.dtype)
-        ctx.save_for_backward(input, weight, rounded)
-        return linear_forward(input, rounded, None if bias is None else bias.to(input.dtype))
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        input, weight, rounded = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated further
-            rounded = weight.to(input.dtype)
-        wanted = ctx.needs_input_grad
-        grad_input = linear_backward_input(grad_output, rounded) if wanted[0] else None
-        return grad_input, *gradients_of_parameters(grad_output, input, *wanted[1:])
+# The functions below come in pairs, forward and gradients, so that a layer can be an autograd.Function of its own, or
+# one with the residual sum and the norm that follow it. `halves` are a layer's parameters in half precision, in their
+# order, where they have been made before; what forward saves is a list of tensors and None.
 
 
-class RoundedMLP(torch.autograd.Function):
-    """linear(gelu(linear(input))) likewise. Backward goes through the second layer and gelu in one kernel."""
-
-    @staticmethod
-    def forward(ctx, input, weight, bias, next_weight, next_bias, approximate):
-        def rounded(tensor):
-            return None if tensor is None else tensor.to(input.dtype)
-
-        first, second = rounded(weight), rounded(next_weight)
-        wanted = any(ctx.needs_input_grad)
-        hidden, preactivation = linear_gelu_forward(input, first, rounded(bias), approximate, wanted)
-        ctx.approximate = approximate
-        ctx.save_for_backward(input, weight, bias, next_weight, first, second, hidden, preactivation)
-        return linear_forward(hidden, second, rounded(next_bias))
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        input, weight, bias, next_weight, first, second, hidden, preactivation = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # to be differentiated further: of differentiable ops, from the arguments on
-            first, second = weight.to(input.dtype), next_weight.to(input.dtype)
-            preactivation = linear_forward(input, first, None if bias is None else bias.to(input.dtype))
-            hidden = functional.gelu(preactivation, approximate=ctx.approximate)
-            grad_hidden = linear_backward_input(grad_output, second)
-            grad, grad_bias = linear_gelu_backward(grad_hidden, preactivation, ctx.approximate, wanted[2])
-        else:
-            grad, grad_bias = gelu_linear_backward(grad_output, second, preactivation, ctx.approximate, wanted[2])
-        grad_input = linear_backward_input(grad, first) if wanted[0] else None
-        grad_weight, _ = gradients_of_parameters(grad, input, wanted[1], False)
-        next_grads = gradients_of_parameters(grad_output, hidden, *wanted[3:5])
-        return grad_input, grad_weight, widened(grad_bias) if wanted[2] else None, *next_grads, None
+def rounded(parameters, dtype: torch.dtype, halves=()) -> list[Tensor | None]:
+    """The parameters in half precision."""
+    if halves:
+        return list(halves)
+    return [None if parameter is None else parameter.to(dtype) for parameter in parameters]
 
 
-def gradients_of_parameters(grad_output, input, with_weight, with_bias):
-    """Those of a linear layer, of halves in float32; None where they are not wanted."""
-    grad_weight = None
-    if with_weight and torch.is_grad_enabled():
-        grad_weight = widened(linear_backward_weight(grad_output, input))
-    elif with_weight:
-        grad_weight = linear_backward_float32_weight(grad_output, input)
-    return grad_weight, widened(linear_backward_bias(grad_output)) if with_bias else None
+def linear_and_saved(input, weight, bias, *halves):
+    first, first_bias = rounded((weight, bias), input.dtype, halves)
+    return linear_forward(input, first, first_bias), [input, weight, first]
+
+
+def linear_gradients(grad_output, saved, wanted, grad_bias=None):
+    """Those of input, weight and bias; of the last one `grad_bias`, where it is known."""
+    input, weight, first = saved
+    if torch.is_grad_enabled():  # to be differentiated further
+        first = weight.to(input.dtype)
+    grad_input = linear_backward_input(grad_output, first) if wanted[0] else None
+    return grad_input, *gradients_of_parameters(grad_output, input, *wanted[1:], grad_bias)
+
+
+def mlp_and_saved(wanted, keeps, approximate, input, weight, bias, next_weight, next_bias, *halves):
+    parameters = weight, bias, next_weight, next_bias
+    first, first_bias, second, second_bias = rounded(parameters, input.dtype, halves)
+    hidden, preactivation = linear_gelu_forward(input, first, first_bias, approximate, wanted)
+    output = linear_forward(hidden, second, second_bias)
+    return output, [input, weight, bias, next_weight, first, second, hidden if keeps else None, preactivation]
+
+
+def mlp_gradients(grad_output, saved, approximate, wanted, grad_next_bias=None):
+    """Those of input and the four parameters; of the last one `grad_next_bias`, where it is known. Goes through the
+    second layer and gelu in one kernel."""
+    input, weight, bias, next_weight, first, second, hidden, preactivation = saved
+    if torch.is_grad_enabled():  # to be differentiated further: of differentiable ops, from the arguments on
+        first, first_bias, second = rounded((weight, bias, next_weight), input.dtype)
+        preactivation = linear_forward(input, first, first_bias)
+        hidden = functional.gelu(preactivation, approximate=approximate)
+        grad_hidden = linear_backward_input(grad_output, second)
+        grad, grad_bias = linear_gelu_backward(grad_hidden, preactivation, approximate, wanted[2])
+    else:
+        grad, grad_bias = gelu_linear_backward(grad_output, second, preactivation, approximate, wanted[2])
+        if hidden is None and wanted[3]:
+            hidden = functional.gelu(preactivation, approximate=approximate)
+    next_grads = gradients_of_parameters(grad_output, hidden, *wanted[3:], grad_next_bias)
+    grad_input = linear_backward_input(grad, first) if wanted[0] else None
+    grad_weight, _ = gradients_of_parameters(grad, input, wanted[1], False)
+    return grad_input, grad_weight, widened(grad_bias) if wanted[2] else None, *next_grads
+
+
+def gradients_of_parameters(grad_output, input, with_weight, with_bias, grad_bias=None):
+    """Those of a linear layer, of halves in float32, as they were summed; None where they are not wanted."""
+    grad_weight, differentiated = None, torch.is_grad_enabled()
+    if with_weight:
+        product = linear_backward_weight if differentiated else linear_backward_float32_weight
+        grad_weight = widened(product(grad_output, input))
+    if with_bias and grad_bias is None:
+        sums = linear_backward_bias if differentiated else linear_backward_float32_bias
+        grad_bias = widened(sums(grad_output))
+    return grad_weight, grad_bias if with_bias else None
 
 
 def widened(tensor):
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
+def add_norm_and_saved(added, residual, weight, bias, eps):
+    """(norm, sum), and what is saved."""
+    output, total, mean, rstd, _ = add_layer_norm_forward(
+        added, residual, residual.shape[-1:], weight, bias, eps, 0.0, None
+    )
+    return (output, total), [total, weight, mean, rstd]
+
+
+def add_norm_gradients(grad_output, grad_sum, saved, eps, with_weight, with_bias, with_sums):
+    """Those of both summands, alike, of weight and of bias; and the sums of the first over its rows, which are the
+    gradient of a bias that was added last, or None."""
+    total, weight, mean, rstd = saved
+    if grad_output is None:
+        grad_output = torch.zeros_like(total)
+    # Of gradients for parameters that there are not.
+    shape, dtype = total.shape[-1:], widened(total[:0]).dtype
+    if torch.is_grad_enabled() or not with_sums:
+        wanted = [True, with_weight, with_bias]
+        return *layer_norm_backward(grad_output, grad_sum, total, shape, weight, mean, rstd, eps, dtype, wanted), None
+    rest = shape, weight, mean, rstd, dtype, with_weight, with_bias
+    return layer_norm_backward_with_sums(grad_output, grad_sum, total, *rest)
+
+
+class RoundedLinear(torch.autograd.Function):
+    """linear of an input in half precision by float32 parameters, which are rounded to it."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, *halves):
+        output, saved = linear_and_saved(input, weight, bias, *halves)
+        ctx.save_for_backward(*saved)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return *linear_gradients(grad_output, ctx.saved_tensors, ctx.needs_input_grad[:3]), None, None
+
+
+class RoundedMLP(torch.autograd.Function):
+    """linear(gelu(linear(input))) likewise. Unless it `keeps` gelu's output, backward makes it again."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, next_weight, next_bias, approximate, keeps=True, *halves):
+        ctx.approximate, wanted = approximate, any(ctx.needs_input_grad)
+        parameters = weight, bias, next_weight, next_bias
+        output, saved = mlp_and_saved(wanted, keeps, approximate, input, *parameters, *halves)
+        ctx.save_for_backward(*saved)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        grads = mlp_gradients(grad_output, ctx.saved_tensors, ctx.approximate, ctx.needs_input_grad[:5])
+        return *grads, *(None,) * 6
+
+
+class RoundedLinearAddNorm(torch.autograd.Function):
+    """add_layer_norm of RoundedLinear's output and a residual: (norm, sum)."""
+
+    @staticmethod
+    def forward(ctx, residual, norm_weight, norm_bias, eps, input, weight, bias, *halves):
+        added, saved = linear_and_saved(input, weight, bias, *halves)
+        outputs, of_norm = add_norm_and_saved(added, residual, norm_weight, norm_bias, eps)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)  # nothing comes for the last sum
+        ctx.save_for_backward(*of_norm, *saved)
+        return outputs
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_sum):
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad
+        grad, grad_weight, grad_bias, sums = add_norm_gradients(
+            grad_output, grad_sum, saved[:4], ctx.eps, *wanted[1:3], wanted[6]
+        )
+        grads = linear_gradients(grad, saved[4:], wanted[4:7], sums)
+        return *where(wanted, grad, grad_weight, grad_bias), None, *grads, None, None
+
+
+class RoundedMLPAddNorm(torch.autograd.Function):
+    """add_layer_norm of RoundedMLP's output and a residual: (norm, sum)."""
+
+    @staticmethod
+    def forward(ctx, residual, norm_weight, norm_bias, eps, input, *parameters):
+        """parameters: RoundedMLP's arguments behind input."""
+        weight, bias, next_weight, next_bias, approximate, keeps, *halves = parameters
+        wanted, layers = any(ctx.needs_input_grad), (weight, bias, next_weight, next_bias)
+        added, saved = mlp_and_saved(wanted, keeps, approximate, input, *layers, *halves)
+        outputs, of_norm = add_norm_and_saved(added, residual, norm_weight, norm_bias, eps)
+        ctx.eps, ctx.approximate = eps, approximate
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*of_norm, *saved)
+        return outputs
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_sum):
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad
+        grad, grad_weight, grad_bias, sums = add_norm_gradients(
+            grad_output, grad_sum, saved[:4], ctx.eps, *wanted[1:3], wanted[8]
+        )
+        grads = mlp_gradients(grad, saved[4:], ctx.approximate, wanted[4:9], sums)
+        return *where(wanted, grad, grad_weight, grad_bias), None, *grads, *(None,) * 6
+
+
+def where(wanted, *gradients):
+    """None for those that are not wanted."""
+    return [gradient if one else None for one, gradient in zip(wanted, gradients, strict=False)]
+
+
 def is_rounded(input: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether the two functions above take these."""
+    """Whether the functions above take these."""
     half = input.is_cuda and input.dtype in (torch.float16, torch.bfloat16)
     return half and all(parameter is None or parameter.dtype == torch.float32 for parameter in parameters)
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def halves_of(like: Tensor, layers: list) -> list:
+    """Of a list of blocks of layers of parameters (tensors and None) the same in half precision, made in one launch; of
+    each layer nothing, unless all are such as is_rounded takes, beside `like`."""
+    there = [tensor for block in layers for layer in block for tensor in layer if tensor is not None]
+    if not is_rounded(like, *there) or any(tensor.device != like.device for tensor in there):
+        return [[() for _ in block] for block in layers]
+    made = iter(round_list(there, like.dtype))
+    return [[tuple(None if t is None else next(made) for t in layer) for layer in block] for block in layers]
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None, halves: tuple = ()) -> Tensor:
     """linear whose parameters take the dtype of input."""
     if is_rounded(input, weight, bias):
-        return RoundedLinear.apply(input, weight, bias)
+        return RoundedLinear.apply(input, weight, bias, *halves)
     dtype = input.dtype
     return functional.linear(input, weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
-def mlp(
-    input: Tensor, weight: Tensor, bias: Tensor | None, next_weight: Tensor, next_bias: Tensor | None, approximate: str
-) -> Tensor:
-    """linear, gelu and linear, whose parameters take the dtype of input."""
-    if is_rounded(input, weight, bias, next_weight, next_bias):
-        return RoundedMLP.apply(input, weight, bias, next_weight, next_bias, approximate)
+def mlp(input: Tensor, parameters: tuple, approximate: str, keeps: bool = True, halves: tuple = ()) -> Tensor:
+    """linear, gelu and linear, whose parameters, two weights and biases, take the dtype of input. Unless it `keeps`
+    gelu's output, backward makes it again, in half precision on CUDA."""
+    if is_rounded(input, *parameters):
+        return RoundedMLP.apply(input, *parameters, approximate, keeps, *halves)
+    weight, bias, next_weight, next_bias = parameters
     dtype = input.dtype
     hidden = functional.linear_gelu(input, weight.to(dtype), None if bias is None else bias.to(dtype), approximate)
     return linear(hidden, next_weight, next_bias)
+
+
+def finds_bias(input: Tensor, residual: Tensor, norm: tuple, p: float, *parameters: Tensor | None) -> bool:
+    """Whether the backward of the norm behind a layer is to find the gradient of the layer's last bias."""
+    _, weight, bias, _ = norm
+    alike = residual.dtype == input.dtype and residual.device == input.device
+    there = parameters[-1] is not None and parameters[-1].requires_grad and torch.is_grad_enabled()
+    return p == 0.0 and there and alike and len(norm[0]) == 1 and is_rounded(input, *parameters, weight, bias)
+
+
+def linear_add_norm(
+    input: Tensor, parameters: tuple, residual: Tensor, norm: tuple, p: float, halves: tuple = ()
+) -> tuple[Tensor, Tensor]:
+    """add_layer_norm of linear's output and a residual; `norm` is what add_layer_norm takes behind them, `p` the
+    probability of dropout."""
+    if not finds_bias(input, residual, norm, p, *parameters):
+        return functional.add_layer_norm(linear(input, *parameters, halves), residual, *norm, p)
+    return RoundedLinearAddNorm.apply(residual, *norm[1:], input, *parameters, *halves)
+
+
+def mlp_add_norm(
+    input: Tensor,
+    parameters: tuple,
+    approximate: str,
+    residual: Tensor,
+    norm: tuple,
+    p: float,
+    keeps: bool,
+    halves: tuple = (),
+) -> tuple[Tensor, Tensor]:
+    """The same of mlp's output."""
+    if not finds_bias(input, residual, norm, p, *parameters):
+        return functional.add_layer_norm(mlp(input, parameters, approximate, keeps, halves), residual, *norm, p)
+    return RoundedMLPAddNorm.apply(residual, *norm[1:], input, *parameters, approximate, keeps, *halves)

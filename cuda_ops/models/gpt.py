@@ -192,6 +192,9 @@ class GPT(torch.nn.Module):
             linear_gelu, linear_cross_entropy), by the layers' parameters. Where a layer has become something else (by
             hooks, pruning, sharding, another in its place) they are called one after the other.
         config: the sizes.
+        recomputed_blocks: in so many blocks, the first ones, the fused model in half precision on CUDA does not keep
+            GELU's output for backward, which makes it again: 8 * n_embd bytes less for each token and block, and a pass
+            over as many more.
 
     Parameters and their names are the same for all backends, so that one state_dict fits all: those of Hugging Face's
     GPT2LMHeadModel, with the weights of linear layers as (out, in), which there are transposed
@@ -205,8 +208,8 @@ class GPT(torch.nn.Module):
         each. With targets, of the shape of the input, the mean cross-entropy; targets of -100 have no part in it.
 
     Raises:
-        ValueError: there is no such backend; on a call, input that is no batch of sequences, or is longer than
-            block_size.
+        ValueError: there is no such backend, or not so many blocks; on a call, input that is no batch of sequences, or
+            is longer than block_size.
 
     Example:
         >>> config = cuda_ops.models.GPTConfig(vocab_size=65, block_size=64, n_layer=2, n_head=2, n_embd=32)
@@ -215,10 +218,15 @@ class GPT(torch.nn.Module):
         <All keys matched successfully>
     """
 
-    def __init__(self, backend: str = "custom", config: GPTConfig | None = None):
+    def __init__(self, backend: str = "custom", config: GPTConfig | None = None, recomputed_blocks: int = 0):
         super().__init__()
         found = get_backend(backend)
         config = GPTConfig() if config is None else config
+        if type(recomputed_blocks) is not int or not 0 <= recomputed_blocks <= config.n_layer:
+            raise ValueError(
+                f"GPT: expected recomputed_blocks to be from 0 to n_layer, {config.n_layer}, got {recomputed_blocks!r}"
+            )
+        self.recomputed_blocks = recomputed_blocks
         nn = found.nn
         embedding = found.nn.Embedding
         self.backend, self.config = backend, config
@@ -340,18 +348,27 @@ class GPT(torch.nn.Module):
         tokens, positions = parameter(modules["wte"], "weight"), parameter(modules["wpe"], "weight")
         x = functional.token_position_embedding(input, tokens, positions[begin:] if begin else positions, dtype)
         x = functional.dropout(x, modules["drop"].p, training) if modules["drop"].p else x
-        blocks = list(modules["h"]._modules.values())
-        h = functional.layer_norm(x, *norm(blocks[0]._modules["ln_1"]))
-        for layer, block in enumerate(blocks):
-            parts, p = block._modules, block._modules["drop"].p
-            attn, mlp = parts["attn"], parts["mlp"]._modules
-            h = _gpt_ops.linear(h, *linear(attn._modules["c_attn"]))
-            h = _gpt_ops.linear(attn.mix(h, cache, layer), *linear(attn._modules["c_proj"]))
-            h, x = functional.add_layer_norm(h, x, *norm(parts["ln_2"]), p, training)
-            h = _gpt_ops.mlp(h, *linear(mlp["c_fc"]), *linear(mlp["c_proj"]), mlp["gelu"].approximate)
+        blocks = [block._modules for block in modules["h"]._modules.values()]
+        # In the order of a block: attention's two layers, and those of the MLP.
+        layers = [
+            [
+                linear(parts[half]._modules[name])
+                for half, name in (("attn", "c_attn"), ("attn", "c_proj"), ("mlp", "c_fc"), ("mlp", "c_proj"))
+            ]
+            for parts in blocks
+        ]
+        halves = _gpt_ops.halves_of(x, layers)
+        h = functional.layer_norm(x, *norm(blocks[0]["ln_1"]))
+        for layer, parts in enumerate(blocks):
+            p = parts["drop"].p if training else 0.0
+            (qkv, projection, *mlp), (half_qkv, half_projection, *half_mlp) = layers[layer], halves[layer]
+            h = parts["attn"].mix(_gpt_ops.linear(h, *qkv, half_qkv), cache, layer)
+            h, x = _gpt_ops.linear_add_norm(h, projection, x, norm(parts["ln_2"]), p, half_projection)
             # The norm that comes next is that of the next block, or the last one.
-            following = blocks[layer + 1]._modules["ln_1"] if layer + 1 < len(blocks) else modules["ln_f"]
-            h, x = functional.add_layer_norm(h, x, *norm(following), p, training)
+            following = norm(blocks[layer + 1]["ln_1"] if layer + 1 < len(blocks) else modules["ln_f"])
+            how, keeps = parts["mlp"]._modules["gelu"].approximate, layer >= self.recomputed_blocks
+            both, half = (*mlp[0], *mlp[1]), (*half_mlp[0], *half_mlp[1])
+            h, x = _gpt_ops.mlp_add_norm(h, both, how, x, following, p, keeps, half)
         weight = parameter(self._modules["lm_head"], "weight")
         if targets is not None:
             return _gpt_ops.head_loss(h, weight, targets)

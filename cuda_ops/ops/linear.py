@@ -46,6 +46,12 @@ def _(grad_output):
     return grad_output.new_empty((grad_output.shape[-1],))
 
 
+@register_fake("cuda_ops::linear_backward_float32_bias")
+def _(grad_output):
+    dtype = torch.float32 if grad_output.dtype in (torch.float16, torch.bfloat16) else grad_output.dtype
+    return grad_output.new_empty((grad_output.shape[-1],), dtype=dtype)
+
+
 linear_forward = operator("linear_forward")
 linear_backward_input = operator("linear_backward_input")
 linear_backward_weight = operator("linear_backward_weight")

@@ -39,7 +39,8 @@ def _(grad_output, preactivation, approximate, with_bias):
 @register_fake("cuda_ops::gelu_linear_backward")
 def _(grad_output, weight, preactivation, approximate, with_bias):
     grad_preactivation = preactivation.new_empty(preactivation.shape)
-    return grad_preactivation, preactivation.new_empty((preactivation.shape[-1] if with_bias else 0,))
+    dtype = torch.float32 if preactivation.dtype in (torch.float16, torch.bfloat16) else preactivation.dtype
+    return grad_preactivation, preactivation.new_empty((preactivation.shape[-1] if with_bias else 0,), dtype=dtype)
 
 
 with_preactivation_if_wanted = operator("linear_gelu")

@@ -70,13 +70,15 @@ static void layer_norm(int64_t number)
     }
     // Backward, of what forward has saved.
     const bool wants_input = !one_in(6), wants_weight = !one_in(4), wants_bias = !one_in(4), more = one_in(2);
+    const bool wants_sums = wants_input && one_in(2);
     const Array grad_output = Array(count, dtype).random(), grad_sum = Array(more ? count : 0, dtype).random();
     const Array grad_input(count, dtype), grad_weight(cols, parameters), grad_bias(cols, parameters);
+    const Array grad_input_sums(cols, parameters);
     void *const workspace = device_memory((size_t)cuda_ops_layer_norm_workspace_cuda(rows, cols, dtype), 0);
     expect_success(cuda_ops_layer_norm_backward_cuda(
         wants_input ? grad_input.data : nullptr, wants_weight ? grad_weight.data : nullptr,
-        wants_bias ? grad_bias.data : nullptr, workspace, grad_output.data, more ? grad_sum.data : nullptr, x.data, w,
-        means, rstd.data, rows, cols, norm, dtype, parameters, nullptr));
+        wants_bias ? grad_bias.data : nullptr, wants_sums ? grad_input_sums.data : nullptr, workspace, grad_output.data,
+        more ? grad_sum.data : nullptr, x.data, w, means, rstd.data, rows, cols, norm, dtype, parameters, nullptr));
     std::vector<double> weight_sums((size_t)cols), bias_sums((size_t)cols), sizes((size_t)cols);
     for (int64_t r = 0; r < rows; r++) {
         const double m = rms ? 0 : mean[r], scale = rstd[r];
@@ -99,6 +101,15 @@ static void layer_norm(int64_t number)
         }
     }
     const double rounded = rounding_of(parameters);
+    for (int64_t c = 0; c < cols && wants_sums; c++) {
+        double sum = 0, size = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            sum += grad_input[r * cols + c];
+            size += fabs(grad_input[r * cols + c]);
+        }
+        // They may be of what was rounded to grad_input.
+        expect_near("grad_input_sums", c, grad_input_sums[c], sum, rounded * fabs(sum) + (rounding + inner) * size);
+    }
     for (int64_t c = 0; c < cols; c++) {
         if (wants_weight)
             expect_near("grad_weight", c, grad_weight[c], weight_sums[(size_t)c],

@@ -29,6 +29,33 @@ def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+# As above; 768 of bfloat16 and float16 are those whose kernel makes the sums.
+@pytest.mark.parametrize("cols", [5, 64, 257, 768, 4096, 16384, 40_001])
+@pytest.mark.parametrize("with_grad_sum", [False, True])
+def test_backward_with_the_sums_over_rows(device_dtype, cols, with_grad_sum):
+    """The sums are those of grad_input, before it is rounded; the rest is what backward without them gives."""
+    device, dtype = device_dtype
+    rows = 700 if cols < 10_000 else 20
+    parameter_dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    x, g, more = (random(rows, cols, seed=seed).to(device, dtype) for seed in range(3))
+    weight = random(cols, seed=3).to(device, parameter_dtype)
+    _, mean, rstd = torch.ops.cuda_ops.layer_norm_forward(x, [cols], weight, None, 1e-5)
+    more = more if with_grad_sum else None
+    both = g, more, x, [cols], weight, mean, rstd
+    expected = torch.ops.cuda_ops.layer_norm_backward(*both, 1e-5, None, [True, True, True])
+    *actual, sums = torch.ops.cuda_ops.layer_norm_backward_with_sums(*both, None, True, True)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert sums.dtype == parameter_dtype and sums.shape == (cols,)
+    exact = actual[0].double()
+    error, size = (sums.double() - exact.sum(0)).abs(), exact.abs().sum(0)
+    assert (error <= 8 * torch.finfo(dtype).eps * size).all()
+    *none, again = torch.ops.cuda_ops.layer_norm_backward_with_sums(*both, None, False, False)
+    assert torch.equal(again, sums) and [tensor.numel() for tensor in none[1:]] == [0, 0]
+    if cols == 64:
+        torch.library.opcheck(torch.ops.cuda_ops.layer_norm_backward_with_sums.default, (*both, None, True, False))
+
+
 # Rows of a part of a warp, a warp, a block, a cluster, and streamed ones; of whole vectors and not.
 @pytest.mark.parametrize("cols", [5, 64, 257, 768, 4096, 4099, 16384, 20_000, 40_001, 262_144])
 def test_means_far_larger_than_the_deviation(device, cols):

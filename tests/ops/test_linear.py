@@ -34,6 +34,27 @@ def test_module_initialises_like_pytorch():
     assert torch.equal(ours.bias, native.bias)
 
 
+@pytest.mark.parametrize("sizes", [(1000, 768), (3, 10), (700, 33), (0, 5)])
+def test_sums_of_halves_that_are_not_rounded(device_dtype, sizes):
+    """What goes to float32 biases that were rounded for the product: from linear, and through gelu."""
+    device, dtype = device_dtype
+    grad = Make(device, dtype)(*sizes)
+    wanted = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    sums = torch.ops.cuda_ops.linear_backward_float32_bias(grad)
+    exact, size = grad.double().sum(0), grad.double().abs().sum(0)
+    assert sums.dtype == wanted and sums.shape == sizes[1:]
+    assert ((sums.double() - exact).abs() <= 4 * torch.finfo(wanted).eps * size).all()
+    weight, preactivation = Make(device, dtype)(sizes[1], 16), Make(device, dtype)(sizes[0], 16)
+    for with_bias in (True, False):
+        arguments = grad, weight, preactivation, "tanh", with_bias
+        back, sums = torch.ops.cuda_ops.gelu_linear_backward(*arguments)
+        assert sums.dtype == wanted and sums.numel() == (16 if with_bias else 0)
+        if with_bias:
+            error = (sums.double() - back.double().sum(0)).abs()
+            assert (error <= torch.finfo(dtype).eps * back.double().abs().sum(0)).all()
+        torch.library.opcheck(torch.ops.cuda_ops.gelu_linear_backward.default, arguments)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     dtype=st.sampled_from([torch.float32, torch.float64]),

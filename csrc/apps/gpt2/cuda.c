@@ -22,6 +22,7 @@ gpt2_device *gpt2_open_cuda(gpt2_precision precision)
 #include "cuda_ops/layer_norm.h"
 #include "cuda_ops/linear_cross_entropy.h"
 #include "cuda_ops/linear_gelu.h"
+#include "cuda_ops/round_list.h"
 #include "gpt2/attention_call.h"
 
 static const cuda_ops_dtype F32 = CUDA_OPS_FLOAT32;
@@ -34,12 +35,9 @@ typedef struct cuda {
     cuda_ops_dtype dtype; /* of activations */
     int allow_tf32;
     float *one, *total_weight; /* one element each: the gradient of the loss by itself, and the number of targets */
-    /* With bfloat16: the parameters, and a copy of them; a row of zeros and numbers from 0 on, by which it is made; the
-     * gradient of a bias. */
+    /* With bfloat16: the parameters, and a copy of them. */
     const float *parameters;
-    uint16_t *copy, *grad_bias;
-    float *zeros;
-    int64_t *numbers;
+    uint16_t *copy;
 } cuda;
 
 static void check(const char *op, cuda_ops_status status)
@@ -75,22 +73,6 @@ static void cuda_close(gpt2_device *device)
 
 /* ---- parameters beside bfloat16 ---- */
 
-/* target = source, rounded to bfloat16: a table's rows, each once, and to each the row of zeros added. */
-static void round_rows(cuda *self, uint16_t *target, const float *source, int64_t rows, int64_t columns)
-{
-    check("parameters", cuda_ops_token_position_embedding_forward_cuda(target, NULL, source, self->zeros, self->numbers,
-                                                                       sizeof *self->numbers, rows, 1, rows, columns,
-                                                                       F32, CUDA_OPS_BFLOAT16, self->base.stream));
-}
-
-/* target = source, a vector of bfloat16, in float32: the sum of one row. */
-static void widen(cuda *self, float *target, const uint16_t *source, int64_t count)
-{
-    void *space = workspace(self, (int64_t)cuda_ops_position_embedding_backward_workspace_cuda(1, 1, count, F32));
-    check("gradient of a bias", cuda_ops_position_embedding_backward_cuda(target, space, source, 1, 1, 1, count, F32,
-                                                                          CUDA_OPS_BFLOAT16, self->base.stream));
-}
-
 /* What linear layers take, weights and biases. */
 static void cuda_follow(gpt2_device *device, const float *parameters, const gpt2_weights *layout)
 {
@@ -98,26 +80,12 @@ static void cuda_follow(gpt2_device *device, const float *parameters, const gpt2
     if (self->dtype == F32)
         return;
     const gpt2_config *const c = &layout->config;
-    if (!self->copy) {
-        int64_t most_rows = 1, most_columns = 1;
-        for (int t = 0; t < GPT2_TENSORS; t++) {
-            int64_t rows, columns;
-            gpt2_shape(c, t, &rows, &columns);
-            most_rows = most_rows < gpt2_layers(c, t) * rows ? gpt2_layers(c, t) * rows : most_rows;
-            most_columns = most_columns < rows ? rows : most_columns;
-            most_columns = most_columns < columns ? columns : most_columns;
-        }
+    if (!self->copy)
         self->copy = cuda_allocate(device, layout->count * (int64_t)sizeof *self->copy);
-        self->grad_bias = cuda_allocate(device, most_columns * (int64_t)sizeof *self->grad_bias);
-        self->zeros = cuda_allocate(device, most_columns * (int64_t)sizeof *self->zeros);
-        self->numbers = cuda_allocate(device, most_rows * (int64_t)sizeof *self->numbers);
-        int64_t *const numbers = app_allocate(most_rows, sizeof *numbers);
-        for (int64_t i = 0; i < most_rows; i++)
-            numbers[i] = i;
-        cuda_upload(device, self->numbers, numbers, most_rows * (int64_t)sizeof *numbers);
-        app_free(numbers);
-    }
     self->parameters = parameters;
+    void *targets[GPT2_TENSORS];
+    const float *sources[GPT2_TENSORS];
+    int64_t counts[GPT2_TENSORS], tensors = 0;
     for (int t = 0; t < GPT2_TENSORS; t++) {
         const int is_norm = t == GPT2_NORM1_WEIGHT || t == GPT2_NORM1_BIAS || t == GPT2_NORM2_WEIGHT ||
                             t == GPT2_NORM2_BIAS || t == GPT2_NORM_WEIGHT || t == GPT2_NORM_BIAS;
@@ -125,10 +93,12 @@ static void cuda_follow(gpt2_device *device, const float *parameters, const gpt2
             continue;
         int64_t rows, columns;
         gpt2_shape(c, t, &rows, &columns);
-        const int is_vector = !gpt2_is_matrix(t);
-        round_rows(self, self->copy + layout->offset[t], parameters + layout->offset[t],
-                   gpt2_layers(c, t) * (is_vector ? 1 : rows), is_vector ? rows : columns);
+        targets[tensors] = self->copy + layout->offset[t];
+        sources[tensors] = parameters + layout->offset[t];
+        counts[tensors++] = gpt2_layers(c, t) * rows * (gpt2_is_matrix(t) ? columns : 1);
     }
+    check("parameters",
+          cuda_ops_round_list_cuda(targets, sources, counts, tensors, CUDA_OPS_BFLOAT16, self->base.stream));
 }
 
 /* The parameter in the dtype of activations. */
@@ -192,9 +162,9 @@ static void cuda_norm_backward(gpt2_device *device, void *grad_input, float *gra
     cuda *self = (cuda *)device;
     void *space = workspace(self, cuda_ops_layer_norm_workspace_cuda(n->rows, n->features, self->dtype));
     check("layer_norm backward",
-          cuda_ops_layer_norm_backward_cuda(grad_input, grad_weight, grad_bias, space, grad_output, grad_sum, input,
-                                            n->weight, n->mean, n->rstd, n->rows, n->features, CUDA_OPS_LAYER_NORM,
-                                            self->dtype, F32, self->base.stream));
+          cuda_ops_layer_norm_backward_cuda(grad_input, grad_weight, grad_bias, NULL, space, grad_output, grad_sum,
+                                            input, n->weight, n->mean, n->rstd, n->rows, n->features,
+                                            CUDA_OPS_LAYER_NORM, self->dtype, F32, self->base.stream));
 }
 
 /* d (m x n) = op(a) op(b) + bias; a and b of the dtype of activations, d of `output_dtype`. */
@@ -236,12 +206,9 @@ static void cuda_linear_backward(gpt2_device *device, void *grad_input, float *g
     multiply(self, grad_weight, F32, grad_output, 1, input, 0, NULL, l->out_features, l->in_features, l->rows);
     if (!grad_bias)
         return;
-    void *const target = self->dtype == F32 ? (void *)grad_bias : self->grad_bias;
     void *space = workspace(self, cuda_ops_linear_backward_bias_workspace_cuda(l->rows, l->out_features, self->dtype));
-    check("linear backward", cuda_ops_linear_backward_bias_cuda(target, grad_output, space, l->rows, l->out_features,
-                                                                self->dtype, self->base.stream));
-    if (self->dtype != F32)
-        widen(self, grad_bias, self->grad_bias, l->out_features);
+    check("linear backward", cuda_ops_linear_backward_bias_cuda(grad_bias, grad_output, space, l->rows, l->out_features,
+                                                                self->dtype, F32, self->base.stream));
 }
 
 static void cuda_linear_gelu_forward(gpt2_device *device, void *output, void *preactivation, const void *input,
@@ -261,12 +228,10 @@ static void cuda_gelu_backward(gpt2_device *device, void *grad, float *grad_bias
                                int64_t rows, int64_t features)
 {
     cuda *self = (cuda *)device;
-    void *const target = !grad_bias || self->dtype == F32 ? (void *)grad_bias : self->grad_bias;
     void *space = workspace(self, cuda_ops_linear_gelu_backward_workspace_cuda(rows, features, self->dtype));
-    check("gelu backward", cuda_ops_linear_gelu_backward_cuda(grad, target, grad, preactivation, space, rows, features,
-                                                              CUDA_OPS_GELU_TANH, self->dtype, self->base.stream));
-    if (grad_bias && self->dtype != F32)
-        widen(self, grad_bias, self->grad_bias, features);
+    check("gelu backward",
+          cuda_ops_linear_gelu_backward_cuda(grad, grad_bias, grad, preactivation, space, rows, features,
+                                             CUDA_OPS_GELU_TANH, self->dtype, F32, self->base.stream));
 }
 
 /* `elements` of an activation on. */

@@ -278,7 +278,7 @@ static void cuda_linear_backward(mnist_device *device, float *grad_input, float 
     check(op, cuda_ops_linear_backward_weight_cuda(grad_weight, grad_output, input, space, rows, in_features,
                                                    out_features, F32, self->base.stream));
     space = workspace(self, cuda_ops_linear_backward_bias_workspace_cuda(rows, out_features, F32));
-    check(op, cuda_ops_linear_backward_bias_cuda(grad_bias, grad_output, space, rows, out_features, F32,
+    check(op, cuda_ops_linear_backward_bias_cuda(grad_bias, grad_output, space, rows, out_features, F32, F32,
                                                  self->base.stream));
 }
 

@@ -57,10 +57,11 @@ static inline column_plan plan_columns(int64_t rows, int64_t columns, int count)
     return plan;
 }
 
-// COUNT elements a vector: 16 bytes, or one. Writes `sums` if plan.sums() is 1, else `partials`.
-template <typename T, int COUNT>
+// COUNT elements a vector: 16 bytes, or one. Writes `sums` if plan.sums() is 1, else `partials`. S: T, or float where
+// the sums of halves are not to be rounded.
+template <typename T, int COUNT, typename S>
 __global__ void __launch_bounds__(COLUMN_THREADS)
-    column_sums_kernel(T *sums, accumulate_type<T> *partials, const T *input, int64_t rows, int64_t columns,
+    column_sums_kernel(S *sums, accumulate_type<T> *partials, const T *input, int64_t rows, int64_t columns,
                        column_plan plan)
 {
     typedef accumulate_type<T> A;
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
             if (plan.sums() > 1)
                 partials[split * (whole ? columns : pitch) + to] = total;
             else
-                sums[to] = store_from_accumulate<T>(total);
+                sums[to] = store_from_accumulate<S>(total);
         }
         __syncthreads();
         const int64_t to = first * COUNT + threadIdx.x;
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
             if (plan.sums() > 1)
                 partials[split * (whole ? columns : pitch) + to] = total;
             else
-                sums[to] = store_from_accumulate<T>(total);
+                sums[to] = store_from_accumulate<S>(total);
         }
         // The next round's barrier separates these reads from its writes of phase_sums.
     }
@@ -207,13 +208,13 @@ static inline int64_t column_sums_workspace(int64_t rows, int64_t columns, cuda_
     return most > 1 ? most * columns * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
 }
 
-template <typename T, int COUNT>
-static inline cuda_ops_status column_sums_of_vectors(T *sums, void *workspace, const T *input, int64_t rows,
+template <typename T, int COUNT, typename S>
+static inline cuda_ops_status column_sums_of_vectors(S *sums, void *workspace, const T *input, int64_t rows,
                                                      int64_t columns, cudaStream_t stream)
 {
     accumulate_type<T> *const partials = (accumulate_type<T> *)workspace;
     const column_plan plan = plan_columns(rows, columns, COUNT);
-    launch_dependent(column_sums_kernel<T, COUNT>, clamp_grid(plan.tiles * plan.splits), COLUMN_THREADS, 0, stream,
+    launch_dependent(column_sums_kernel<T, COUNT, S>, clamp_grid(plan.tiles * plan.splits), COLUMN_THREADS, 0, stream,
                      sums, partials, input, rows, columns, plan);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || plan.sums() == 1)
@@ -222,15 +223,15 @@ static inline cuda_ops_status column_sums_of_vectors(T *sums, void *workspace, c
 }
 
 // sums[j] = sum over i of input[i][j]; zeros without rows.
-template <typename T>
-static inline cuda_ops_status column_sums(T *sums, void *workspace, const T *input, int64_t rows, int64_t columns,
+template <typename T, typename S>
+static inline cuda_ops_status column_sums(S *sums, void *workspace, const T *input, int64_t rows, int64_t columns,
                                           cudaStream_t stream)
 {
     if (columns == 0)
         return CUDA_OPS_SUCCESS;
     if (is_aligned_16(input))
-        return column_sums_of_vectors<T, vector16<T>::size>(sums, workspace, input, rows, columns, stream);
-    return column_sums_of_vectors<T, 1>(sums, workspace, input, rows, columns, stream);
+        return column_sums_of_vectors<T, vector16<T>::size, S>(sums, workspace, input, rows, columns, stream);
+    return column_sums_of_vectors<T, 1, S>(sums, workspace, input, rows, columns, stream);
 }
 
 #endif

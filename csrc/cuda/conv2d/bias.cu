@@ -97,7 +97,7 @@ extern "C" cuda_ops_status cuda_ops_conv2d_backward_bias_cuda(void *grad_bias, c
         return CUDA_OPS_SUCCESS;
     if (channels_last)
         return cuda_ops_linear_backward_bias_cuda(grad_bias, grad_output, workspace, batch * pixels, channels, dtype,
-                                                  stream);
+                                                  dtype, stream);
     const int64_t splits = splits_of(batch, channels, pixels);
     cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
     CUDA_OPS_DISPATCH(dtype, T,

@@ -406,5 +406,5 @@ cuda_ops_status group_norm_backward(const GroupNormCall &call)
     sums.grad_weight = call.grad_weight, sums.grad_bias = call.grad_bias, sums.workspace = call.workspace;
     sums.cols = call.sizes.channels, sums.dtype = call.dtype, sums.parameter_dtype = call.parameter_dtype;
     sums.stream = call.stream;
-    return layer_norm_sum_partials(sums, call.sizes.images);
+    return layer_norm_sum_partials(sums, call.sizes.images, false);
 }

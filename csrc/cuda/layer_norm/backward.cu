@@ -7,8 +7,11 @@
 // The grid is as large as the device runs at once. A block goes down the rows, several at a time where they are short;
 // on Hopper a row may have a cluster of up to eight blocks. A thread has the same 16-byte vector (or up to four single
 // elements) of every row, so that the sums over rows stay in its registers, and it asks for its vector of the next row
-// before it waits for the sums of this one (for single elements there are no registers left). Each block leaves a row of sums, and a second kernel adds these in a fixed
-// order. Bound by memory: two reads and one write.
+// before it waits for the sums of this one (for single elements there are no registers left). Each block leaves a row
+// of sums, and a second kernel adds these in a fixed order. The sums over rows of grad_input itself, the gradient of a
+// bias before the norm, come from the same pass (SUMS) in halves of whole vectors, in shared memory, where each thread
+// has its own. Bound by memory: two reads and one write, and with grad_sum a third read.
+#include "common/column_sums.cuh"
 #include "common/device.h"
 #include "common/value.cuh"
 #include "layer_norm/paths.h"
@@ -32,15 +35,15 @@ struct BackwardRows {
     bool rms, full_parameters;
 };
 
-template <typename T, int COUNT, int VECTORS, bool CLUSTER>
+template <typename T, int COUNT, int VECTORS, bool CLUSTER, bool SUMS>
 __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const BackwardRows<T> a)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> P;
-    constexpr int SHARE = COUNT * VECTORS; // columns of a thread
-    constexpr bool AHEAD = COUNT > 1;
+    constexpr int SHARE = COUNT * VECTORS;                           // columns of a thread
+    constexpr bool AHEAD = COUNT > 1, SUM_AHEAD = AHEAD && !CLUSTER; // as far as there are registers
     __shared__ RowScratch<A, 2> scratch;
-    __shared__ A exchange[SLOT_THREADS * SHARE];
+    __shared__ __align__(16) A exchange[SLOT_THREADS * SHARE];
     int turn = 0;
     const int cluster = CLUSTER ? a.cluster : 1, block = (int)(blockIdx.x % cluster);
     const int slots = blockDim.x / a.threads, rank = threadIdx.x % a.threads + block * a.threads;
@@ -48,6 +51,11 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
     const int64_t part = blockIdx.x / cluster, step = (int64_t)(gridDim.x / cluster) * slots;
     const P zeros = vector_of_equal<T, COUNT>(A(0));
     A grad_weight[SHARE] = {}, grad_bias[SHARE] = {};
+    // Of grad_input: four of a thread's sums behind those of its neighbours, so that banks do not conflict.
+    float4 *const input_sums = reinterpret_cast<float4 *>(exchange) + threadIdx.x;
+    static_assert(!SUMS || (SHARE == 8 && sizeof(A) == sizeof(float)), "two vectors of a thread in `exchange`");
+    if constexpr (SUMS)
+        input_sums[0] = input_sums[SLOT_THREADS] = make_float4(0, 0, 0, 0);
     P x[VECTORS], g[VECTORS];
     double mean = 0;
     A rstd = 0;
@@ -75,6 +83,13 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
         A next_rstd;
         if constexpr (AHEAD)
             load(next_x, next_g, next_mean, next_rstd, row + step);
+        P more[VECTORS];
+        if constexpr (SUM_AHEAD) {
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++)
+                more[v] = load_vector_or(reinterpret_cast<const P *>(a.grad_sum + row * a.cols) + rank + v * stride,
+                                         a.grad_sum && row < a.rows && rank + v * stride < vectors, zeros);
+        }
         const A center = (A)mean, shift = (A)((double)center - mean) * rstd;
         A sums[2] = {0, 0}, h[SHARE];
 #pragma unroll
@@ -109,10 +124,20 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
                         result[e] = rstd * (h[v * COUNT + e] - mean_h - xhat * slope);
                     }
                     if (a.grad_sum) {
-                        const P more = *reinterpret_cast<const P *>(a.grad_sum + at);
+                        if constexpr (!SUM_AHEAD)
+                            more[v] = *reinterpret_cast<const P *>(a.grad_sum + at);
 #pragma unroll
                         for (int e = 0; e < COUNT; e++)
-                            result[e] += element_of(more, e);
+                            result[e] += element_of(more[v], e);
+                    }
+                    if constexpr (SUMS) {
+#pragma unroll
+                        for (int e = 0; e < COUNT; e += 4) {
+                            float4 &sum = input_sums[e / 4 * SLOT_THREADS];
+                            const float4 before = sum;
+                            sum = make_float4(before.x + result[e], before.y + result[e + 1], before.z + result[e + 2],
+                                              before.w + result[e + 3]);
+                        }
                     }
                     store_vector(reinterpret_cast<P *>(a.grad_input + at), vector_of<T>(result));
                 }
@@ -128,11 +153,23 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
         cluster_sync(); // others may still send it their sums
     if (!a.partials)
         return;
-    // The rows that the block had side by side, added in their order; then [part][weight or bias][column].
+    // The rows that the block had side by side, added in their order; then [part][weight, bias or input][column].
+    constexpr int KINDS = SUMS ? 3 : 2;
+    A of_input[SHARE] = {};
+    if constexpr (SUMS) {
 #pragma unroll
-    for (int which = 0; which < 2; which++) {
-        A *const to = a.partials + (2 * part + which) * a.cols;
-        A(&sums)[SHARE] = which == 0 ? grad_weight : grad_bias;
+        for (int e = 0; e < SHARE; e += 4) {
+            const float4 sum = input_sums[e / 4 * SLOT_THREADS];
+            of_input[e] = sum.x, of_input[e + 1] = sum.y, of_input[e + 2] = sum.z, of_input[e + 3] = sum.w;
+        }
+    }
+#pragma unroll
+    for (int which = 0; which < KINDS; which++) {
+        A *const to = a.partials + (KINDS * part + which) * a.cols;
+        A sums[SHARE];
+#pragma unroll
+        for (int k = 0; k < SHARE; k++)
+            sums[k] = which == 0 ? grad_weight[k] : which == 1 ? grad_bias[k] : of_input[k];
         if (slots == 1) {
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
@@ -187,16 +224,30 @@ RowShape layer_norm_backward_shape(const LayerNormCall &call, const Device &devi
     return shape;
 }
 
+// Whether grad_input's sums come of the kernel of that shape, where they are wanted.
+static bool sums_in_kernel(const LayerNormCall &call, const RowShape &shape)
+{
+    const bool halves = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
+    return call.grad_input_sums && halves && shape.elements > 1 && shape.cluster == 1 &&
+           shape.threads * shape.slots <= SLOT_THREADS;
+}
+
 // Calls what(kernel) with the kernel of that shape.
 template <typename T, typename What>
-static void with_kernel(const RowShape &shape, What what)
+static void with_kernel(const RowShape &shape, bool sums, What what)
 {
-    if (shape.elements == 1)
-        what(layer_norm_backward_kernel<T, 1, single_elements(sizeof(T)), false>);
-    else if (shape.cluster == 1)
-        what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false>);
-    else if constexpr (sizeof(T) < sizeof(double))
-        what(layer_norm_backward_kernel<T, vector16<T>::size, 1, true>);
+    if (shape.elements == 1) {
+        what(layer_norm_backward_kernel<T, 1, single_elements(sizeof(T)), false, false>);
+    } else if (shape.cluster == 1) {
+        if constexpr (sizeof(T) == 2)
+            if (sums) {
+                what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false, true>);
+                return;
+            }
+        what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false, false>);
+    } else if constexpr (sizeof(T) < sizeof(double)) {
+        what(layer_norm_backward_kernel<T, vector16<T>::size, 1, true, false>);
+    }
 }
 
 // Of rows: as many as run at once, since a second round would take as long as the first.
@@ -213,27 +264,29 @@ static int64_t groups_of(int64_t rows, const RowShape &shape, Kernel kernel, con
 int64_t layer_norm_backward_parts(const LayerNormCall &call, const Device &device)
 {
     const RowShape shape = layer_norm_backward_shape(call, device);
-    int64_t parts = 0;
+    int64_t most = 0;
     if (shape.threads > 0)
-        CUDA_OPS_DISPATCH(call.dtype, T, with_kernel<T>(shape, [&](auto kernel) {
-                              parts = groups_of(call.rows, shape, kernel, device);
-                          }));
-    return parts;
+        for (const bool sums : {false, true})
+            CUDA_OPS_DISPATCH(call.dtype, T, with_kernel<T>(shape, sums, [&](auto kernel) {
+                                  const int64_t parts = groups_of(call.rows, shape, kernel, device);
+                                  most = parts > most ? parts : most;
+                              }));
+    return most;
 }
 
 template <typename T>
-static int64_t launch(const LayerNormCall &call, const RowShape &shape, const Device &device, bool sums)
+static int64_t launch(const LayerNormCall &call, const RowShape &shape, const Device &device, bool partials)
 {
     BackwardRows<T> a = {};
     typedef accumulate_type<T> A;
-    a.grad_input = (T *)call.grad_input, a.partials = sums ? (A *)call.workspace : nullptr;
+    a.grad_input = (T *)call.grad_input, a.partials = partials ? (A *)call.workspace : nullptr;
     a.grad_output = (const T *)call.grad_output, a.grad_sum = (const T *)call.grad_sum;
     a.input = (const T *)call.input, a.mean = call.saved_mean, a.rstd = (const A *)call.saved_rstd;
     a.weight = call.weight, a.rows = call.rows, a.cols = (int)call.cols;
     a.threads = shape.threads, a.cluster = shape.cluster, a.inverse_cols = A(1) / (A)call.cols;
     a.rms = call.rms, a.full_parameters = call.parameter_dtype != call.dtype;
     int64_t parts = 0;
-    with_kernel<T>(shape, [&](auto kernel) {
+    with_kernel<T>(shape, sums_in_kernel(call, shape), [&](auto kernel) {
         const int threads = shape.threads * shape.slots;
         parts = groups_of(call.rows, shape, kernel, device);
         if (shape.cluster > 1)
@@ -246,11 +299,13 @@ static int64_t launch(const LayerNormCall &call, const RowShape &shape, const De
 
 cuda_ops_status layer_norm_backward(const LayerNormCall &call, const RowShape &shape, const Device &device)
 {
-    const bool sums = call.grad_weight || call.grad_bias;
+    const bool of_input = sums_in_kernel(call, shape), partials = call.grad_weight || call.grad_bias || of_input;
     int64_t parts = 0;
-    CUDA_OPS_DISPATCH(call.dtype, T, parts = launch<T>(call, shape, device, sums));
-    const cuda_ops_status status = launch_status();
-    return status == CUDA_OPS_SUCCESS && sums ? layer_norm_sum_partials(call, parts) : status;
+    CUDA_OPS_DISPATCH(call.dtype, T, parts = launch<T>(call, shape, device, partials));
+    cuda_ops_status status = launch_status();
+    if (status == CUDA_OPS_SUCCESS && partials)
+        status = layer_norm_sum_partials(call, parts, of_input);
+    return status == CUDA_OPS_SUCCESS && call.grad_input_sums && !of_input ? layer_norm_sum_grad_input(call) : status;
 }
 
 // --- the blocks' sums -----------------------------------------------------------------------------------------------
@@ -258,17 +313,17 @@ cuda_ops_status layer_norm_backward(const LayerNormCall &call, const RowShape &s
 static constexpr int SUM_THREADS = 512;
 static constexpr int UNDER_WAY = 4; // loads of a thread
 
-// A warp has 32 neighbouring columns of grad_weight and grad_bias, which lie behind each other in each row of sums; the
-// block's warps have every 16th row each.
+// A warp has 32 neighbouring columns of grad_weight and grad_bias (and grad_input's sums), which lie behind each other
+// in each row of sums; the block's warps have every 16th row each.
 template <typename A>
 __global__ void __launch_bounds__(SUM_THREADS)
-    layer_norm_sum_partials_kernel(void *grad_weight, void *grad_bias, const A *partials, int64_t parts, int64_t cols,
-                                   cuda_ops_dtype parameter_dtype)
+    layer_norm_sum_partials_kernel(void *grad_weight, void *grad_bias, void *grad_input_sums, const A *partials,
+                                   int64_t parts, int64_t cols, int kinds, cuda_ops_dtype parameter_dtype)
 {
     constexpr int WARPS = SUM_THREADS / WARP_SIZE;
     __shared__ A shared[WARPS][WARP_SIZE];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int64_t columns = 2 * cols;
+    const int64_t columns = kinds * cols;
     wait_for_predecessor();
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * WARP_SIZE; first < columns; first += (int64_t)gridDim.x * WARP_SIZE) {
@@ -291,24 +346,43 @@ __global__ void __launch_bounds__(SUM_THREADS)
 #pragma unroll
             for (int w = 0; w < WARPS; w++)
                 total += shared[w][lane];
-            void *const to = column < cols ? grad_weight : grad_bias;
+            void *const to = column < cols ? grad_weight : column < 2 * cols ? grad_bias : grad_input_sums;
             if (to)
-                store_value(to, parameter_dtype, column < cols ? column : column - cols, (double)total);
+                store_value(to, parameter_dtype, column % cols, (double)total);
         }
         __syncthreads();
     }
 }
 
-cuda_ops_status layer_norm_sum_partials(const LayerNormCall &call, int64_t parts)
+cuda_ops_status layer_norm_sum_partials(const LayerNormCall &call, int64_t parts, bool of_input)
 {
-    const dim3 grid(clamp_grid(ceil_div(2 * call.cols, WARP_SIZE)));
+    const int kinds = of_input ? 3 : 2;
+    const dim3 grid(clamp_grid(ceil_div(kinds * call.cols, WARP_SIZE)));
     if (call.dtype == CUDA_OPS_FLOAT64)
         launch_dependent(layer_norm_sum_partials_kernel<double>, grid, dim3(SUM_THREADS), 0, call.stream,
-                         call.grad_weight, call.grad_bias, (const double *)call.workspace, parts, call.cols,
-                         call.parameter_dtype);
+                         call.grad_weight, call.grad_bias, call.grad_input_sums, (const double *)call.workspace, parts,
+                         call.cols, kinds, call.parameter_dtype);
     else
         launch_dependent(layer_norm_sum_partials_kernel<float>, grid, dim3(SUM_THREADS), 0, call.stream,
-                         call.grad_weight, call.grad_bias, (const float *)call.workspace, parts, call.cols,
-                         call.parameter_dtype);
+                         call.grad_weight, call.grad_bias, call.grad_input_sums, (const float *)call.workspace, parts,
+                         call.cols, kinds, call.parameter_dtype);
     return launch_status();
+}
+
+int64_t layer_norm_sum_grad_input_workspace(const LayerNormCall &call)
+{
+    return column_sums_workspace(call.rows, call.cols, call.dtype);
+}
+
+cuda_ops_status layer_norm_sum_grad_input(const LayerNormCall &call)
+{
+    CUDA_OPS_DISPATCH(call.dtype, T, {
+        const T *const input = (const T *)call.grad_input;
+        if constexpr (sizeof(T) == 2)
+            if (call.parameter_dtype == CUDA_OPS_FLOAT32)
+                return column_sums((float *)call.grad_input_sums, call.workspace, input, call.rows, call.cols,
+                                   call.stream);
+        return column_sums((T *)call.grad_input_sums, call.workspace, input, call.rows, call.cols, call.stream);
+    });
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
 }

@@ -38,7 +38,7 @@ static Answer streamed_supports(const LayerNormCall &, const Device &)
 static int64_t in_registers_workspace(const LayerNormCall &call, const Device &device)
 {
     return call.backward
-               ? layer_norm_backward_parts(call, device) * 2 * call.cols * (call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4)
+               ? layer_norm_backward_parts(call, device) * 3 * call.cols * (call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4)
                : 0;
 }
 
@@ -83,7 +83,9 @@ extern "C" int64_t cuda_ops_layer_norm_workspace_cuda(int64_t rows, int64_t cols
     LayerNormCall misaligned = call;
     misaligned.input = reinterpret_cast<const void *>(1);
     const int64_t aligned_bytes = path_workspace(table, call), bytes = path_workspace(table, misaligned);
-    return aligned_bytes > bytes ? aligned_bytes : bytes;
+    const int64_t of_input = layer_norm_sum_grad_input_workspace(call);
+    const int64_t most = aligned_bytes > bytes ? aligned_bytes : bytes;
+    return most > of_input ? most : of_input;
 }
 
 extern "C" cuda_ops_status cuda_ops_layer_norm_forward_cuda(void *output, double *mean, void *rstd, const void *input,
@@ -121,17 +123,22 @@ extern "C" cuda_ops_status cuda_ops_add_layer_norm_forward_cuda(void *output, vo
     return run_path(table, call);
 }
 
-extern "C" cuda_ops_status
-cuda_ops_layer_norm_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias, void *workspace,
-                                  const void *grad_output, const void *grad_sum, const void *input, const void *weight,
-                                  const double *mean, const void *rstd, int64_t rows, int64_t cols, cuda_ops_norm norm,
-                                  cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+extern "C" cuda_ops_status cuda_ops_layer_norm_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
+                                                             void *grad_input_sums, void *workspace,
+                                                             const void *grad_output, const void *grad_sum,
+                                                             const void *input, const void *weight, const double *mean,
+                                                             const void *rstd, int64_t rows, int64_t cols,
+                                                             cuda_ops_norm norm, cuda_ops_dtype dtype,
+                                                             cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
 {
+    if (grad_input_sums && !grad_input)
+        return CUDA_OPS_INVALID_ARGUMENT;
     if (rows == 0 || cols == 0 || (!grad_input && !grad_weight && !grad_bias))
         return CUDA_OPS_SUCCESS;
     LayerNormCall call = call_of_sizes(true, rows, cols, dtype);
     call.rms = norm == CUDA_OPS_RMS_NORM;
     call.grad_input = grad_input, call.grad_weight = grad_weight, call.grad_bias = grad_bias;
+    call.grad_input_sums = grad_input_sums;
     call.workspace = workspace, call.grad_output = grad_output, call.grad_sum = grad_sum;
     call.input = input, call.weight = weight, call.saved_mean = mean, call.saved_rstd = rstd;
     call.parameter_dtype = parameter_dtype, call.stream = stream;

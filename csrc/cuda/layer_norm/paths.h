@@ -18,7 +18,7 @@ struct LayerNormCall {
     cuda_ops_philox_state philox;
     double eps;
     // backward
-    void *grad_input, *grad_weight, *grad_bias, *workspace;
+    void *grad_input, *grad_weight, *grad_bias, *grad_input_sums, *workspace;
     const void *grad_output, *grad_sum;
     const double *saved_mean;
     const void *saved_rstd;
@@ -49,8 +49,13 @@ cuda_ops_status layer_norm_backward(const LayerNormCall &call, const RowShape &s
 // Rows of sums that backward's blocks leave at the most.
 int64_t layer_norm_backward_parts(const LayerNormCall &call, const Device &device);
 
-// grad_weight[c] and grad_bias[c]: the sums over i of partials[i][0][c] and of partials[i][1][c], in a fixed order. For
-// the kernel that is next on the stream after the one that leaves them.
-cuda_ops_status layer_norm_sum_partials(const LayerNormCall &call, int64_t parts);
+// grad_weight[c] and grad_bias[c]: the sums over i of partials[i][0][c] and of partials[i][1][c], in a fixed order;
+// with `of_input`, grad_input_sums[c] those of partials[i][2][c]. For the kernel that is next on the stream after the
+// one that leaves them.
+cuda_ops_status layer_norm_sum_partials(const LayerNormCall &call, int64_t parts, bool of_input);
+
+// grad_input_sums of what lies in grad_input, where no kernel has left partials of it.
+int64_t layer_norm_sum_grad_input_workspace(const LayerNormCall &call);
+cuda_ops_status layer_norm_sum_grad_input(const LayerNormCall &call);
 
 #endif

@@ -240,7 +240,7 @@ static cuda_ops_status backward(const LayerNormCall &call, const Device &device)
             return status;
     }
     if (!call.grad_weight && !call.grad_bias)
-        return CUDA_OPS_SUCCESS;
+        return call.grad_input_sums ? layer_norm_sum_grad_input(call) : CUDA_OPS_SUCCESS;
     int64_t parts = parts_of(call, device);
     const int64_t part_rows = ceil_div(call.rows, parts);
     parts = ceil_div(call.rows, part_rows); // without empty ones
@@ -248,8 +248,10 @@ static cuda_ops_status backward(const LayerNormCall &call, const Device &device)
     launch_dependent(layer_norm_grad_parameters_streamed_kernel<T>, grid, dim3(COLUMN_THREADS), 0, call.stream,
                      (A *)call.workspace, (const T *)call.grad_output, (const T *)call.input, call.saved_mean,
                      (const A *)call.saved_rstd, call.rows, call.cols, part_rows, call.rms);
-    const cuda_ops_status status = launch_status();
-    return status == CUDA_OPS_SUCCESS ? layer_norm_sum_partials(call, parts) : status;
+    cuda_ops_status status = launch_status();
+    if (status == CUDA_OPS_SUCCESS)
+        status = layer_norm_sum_partials(call, parts, false);
+    return status == CUDA_OPS_SUCCESS && call.grad_input_sums ? layer_norm_sum_grad_input(call) : status;
 }
 
 cuda_ops_status layer_norm_streamed(const LayerNormCall &call, const Device &device)

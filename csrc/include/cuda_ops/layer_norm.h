@@ -14,8 +14,8 @@
  *           grad_bias = sum over rows of grad_output,  grad_weight = sum over rows of grad_output * xhat
  *           h = grad_output * weight,  grad_input = rstd * (h - mean(h) - xhat * mean(h * xhat)) + grad_sum
  *       and without mean(h) for rms_norm.
- *   workspace: of cuda_ops_layer_norm_workspace_* bytes, aligned to 16; backward alone, and where grad_weight or
- *       grad_bias is not NULL
+ *   workspace: of cuda_ops_layer_norm_workspace_* bytes, aligned to 16; backward alone, and where grad_weight,
+ *       grad_bias or grad_input_sums is not NULL
  *
  * The variance is of two passes over what is kept on chip, and of differences from the mean, whose own rounding is
  * taken out again: rows whose mean is 1e6 times their deviation lose nothing. Results repeat bitwise, on the CPU for any
@@ -79,11 +79,13 @@ cuda_ops_status cuda_ops_add_layer_norm_forward_cuda(void *output, void *sum, do
                                                      cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
                                                      cuda_ops_stream stream);
 int64_t cuda_ops_layer_norm_workspace_cuda(int64_t rows, int64_t cols, cuda_ops_dtype dtype);
-/* grad_input may be NULL. */
-cuda_ops_status cuda_ops_layer_norm_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias, void *workspace,
-                                                  const void *grad_output, const void *grad_sum, const void *input,
-                                                  const void *weight, const double *mean, const void *rstd,
-                                                  int64_t rows, int64_t cols, cuda_ops_norm norm, cuda_ops_dtype dtype,
+/* grad_input may be NULL, and so may grad_input_sums: [cols], of parameter_dtype, the sums over rows of grad_input,
+ * which are the gradient of a bias that was added to what was normalised. They need grad_input. */
+cuda_ops_status cuda_ops_layer_norm_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
+                                                  void *grad_input_sums, void *workspace, const void *grad_output,
+                                                  const void *grad_sum, const void *input, const void *weight,
+                                                  const double *mean, const void *rstd, int64_t rows, int64_t cols,
+                                                  cuda_ops_norm norm, cuda_ops_dtype dtype,
                                                   cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
 
 /* The table for a call whose tensors are aligned (paths.h): fills in at most `room` reports, and returns how many rows

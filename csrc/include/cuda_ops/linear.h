@@ -63,9 +63,10 @@ cuda_ops_status cuda_ops_linear_backward_weight_cuda(void *grad_weight, const vo
                                                      void *workspace, int64_t rows, int64_t in_features,
                                                      int64_t out_features, cuda_ops_dtype dtype,
                                                      cuda_ops_stream stream);
+/* bias_dtype: of grad_bias, dtype or CUDA_OPS_FLOAT32, which the sums of halves are made in. */
 cuda_ops_status cuda_ops_linear_backward_bias_cuda(void *grad_bias, const void *grad_output, void *workspace,
                                                    int64_t rows, int64_t out_features, cuda_ops_dtype dtype,
-                                                   cuda_ops_stream stream);
+                                                   cuda_ops_dtype bias_dtype, cuda_ops_stream stream);
 
 #ifdef __cplusplus
 }

@@ -54,12 +54,13 @@ int cuda_ops_linear_gelu_paths_cuda(cuda_ops_path_report *reports, int room, int
                                     int64_t out_features, int with_preactivation, int allow_tf32, cuda_ops_dtype dtype,
                                     const cuda_ops_device_facts *device);
 /* grad_preactivation, which may be grad_output, and in the same pass grad_bias (NULL: not computed), the sum of its
- * rows. workspace: bytes from the first function (zero: may be NULL), aligned to 16. */
+ * rows, of bias_dtype: dtype, or CUDA_OPS_FLOAT32, which the sums of halves are made in. workspace: bytes from the first
+ * function (zero: may be NULL), aligned to 16. */
 int64_t cuda_ops_linear_gelu_backward_workspace_cuda(int64_t rows, int64_t out_features, cuda_ops_dtype dtype);
 cuda_ops_status cuda_ops_linear_gelu_backward_cuda(void *grad_preactivation, void *grad_bias, const void *grad_output,
                                                    const void *preactivation, void *workspace, int64_t rows,
                                                    int64_t out_features, cuda_ops_gelu gelu, cuda_ops_dtype dtype,
-                                                   cuda_ops_stream stream);
+                                                   cuda_ops_dtype bias_dtype, cuda_ops_stream stream);
 
 /* The gradient through a linear layer that follows gelu, and through gelu: grad_preactivation = (grad_output * weight)
  * times gelu's slope at the preactivation, and grad_bias as above.
@@ -77,7 +78,7 @@ cuda_ops_status cuda_ops_gelu_linear_backward_cuda(void *grad_preactivation, voi
                                                    const void *weight, const void *preactivation, void *workspace,
                                                    int64_t rows, int64_t features, int64_t out_features,
                                                    cuda_ops_gelu gelu, int allow_tf32, int path, cuda_ops_dtype dtype,
-                                                   cuda_ops_stream stream);
+                                                   cuda_ops_dtype bias_dtype, cuda_ops_stream stream);
 
 #ifdef __cplusplus
 }
