@@ -35,7 +35,7 @@ def chosen(*tensors, **kwargs):
 def test_what_takes_it(channels_last, monkeypatch):
     """float32 with 3x3 kernels and stride 1, where it pays: all three products, in both formats."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    for batch, inputs, outputs, size in [(64, 64, 64, 56), (64, 256, 256, 14), (32, 512, 512, 7), (1, 256, 256, 14)]:
+    for batch, inputs, outputs, size in [(64, 64, 64, 56), (64, 256, 256, 14), (32, 512, 512, 7)]:
         image, weight = meta(batch, inputs, size, size, channels_last=channels_last), meta(outputs, inputs, 3, 3)
         for padding in (0, 1, 2):
             assert chosen(image, weight, padding=padding) == ["winograd"] * 3
@@ -47,6 +47,15 @@ def test_what_takes_it(channels_last, monkeypatch):
         assert "winograd" not in chosen(image, meta(outputs, inputs, 5, 5))
         # Transforms of memory that is slow beside the multiply-adds.
         assert "winograd" not in chosen(image, weight, capability="8.6")
+
+
+@needs_tables
+def test_of_one_image(monkeypatch):
+    """Where simt has long sums for a few multiprocessors alone. Those of the gradient of the weight it splits."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    for channels_last in (False, True):
+        image = meta(1, 256, 14, 14, channels_last=channels_last)
+        assert chosen(image, meta(256, 256, 3, 3), padding=1)[:2] == ["winograd"] * 2
 
 
 @needs_tables
