@@ -108,7 +108,7 @@ SMALLER = {
 
 
 @pytest.mark.parametrize("op", SMALLER)
-def test_parts(op, c_kernels, tmp_path):
+def test_parts(op, common, tmp_path):
     def change(path, text):
         for right, small in SMALLER[op].get(path.name, {}).items():
             assert right in text
@@ -118,7 +118,7 @@ def test_parts(op, c_kernels, tmp_path):
 
     changed = set()
     paths, cases = OPS[op]
-    result = run(build(op, paths, c_kernels, tmp_path, change), cases)
+    result = run(build(op, paths, common, tmp_path, change), cases)
     assert changed == SMALLER[op].keys()
     assert result.returncode == 0, result.stderr
 
