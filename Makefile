@@ -7,6 +7,10 @@ ARGS ?=
 # ninja, cmake and the formatters of the environment, for what starts them by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
+# What is imported is compiled once and kept, here and in the many processes that tests start: set in a container, this
+# has each of them compile PyTorch's and SymPy's sources anew, two to four seconds a process.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Warnings are errors in development and CI; `pip install` leaves them warnings, since compilers differ.
 export CUDA_OPS_WERROR ?= 1
 
@@ -51,19 +55,23 @@ gpt2-c:
 gpt: build
 	@$(BIN)/python -m cuda_ops gpt $(ARGS)
 
-# A file of tests stays with one worker, since what its tests share is made once a worker. ARGS='-n 0' is one process.
+# A file of tests stays with one worker, since what its tests share is made once a worker; which of them begin is for
+# tests/conftest.py to say. ARGS='-n 0' is one process.
 test: build
-	@$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 SECONDS ?= 60
+# Cases of fuzz-raw, where both are made at once; its calls are shorter.
+RAW_CASES ?= $(CASES)
 FUZZ = PYTHONPATH=.:tests $(BIN)/python -m
-FUZZ_OPTIONS = $(if $(CASES),--cases $(CASES),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+FUZZ_LENGTH = $(if $(1),--cases $(1),--seconds $(SECONDS))
+FUZZ_OPTIONS = $(if $(SEED),--seed $(SEED)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 fuzz: build
-	@$(FUZZ) support.fuzz $(FUZZ_OPTIONS)
+	@$(FUZZ) support.fuzz $(call FUZZ_LENGTH,$(CASES)) $(FUZZ_OPTIONS)
 
 fuzz-raw: build
-	@$(FUZZ) support.fuzz_raw $(FUZZ_OPTIONS)
+	@$(FUZZ) support.fuzz_raw $(call FUZZ_LENGTH,$(RAW_CASES)) $(FUZZ_OPTIONS)
 
 bench: build
 	@$(BIN)/python -m cuda_ops bench $(ARGS)

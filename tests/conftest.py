@@ -12,6 +12,10 @@ import cuda_ops
 
 SPECS = load_specs()
 
+# Files that take longest, most of them in few tests: they begin first, so that at the end no worker waits for another.
+LONG = ["test_c_api", "test_faults", "test_gradients", "test_integration", "test_values", "test_bench"]
+LONG += ["test_emulation", "test_contributing", "test_gpt2_c", "test_mnist_c", "test_distributed", "test_sdist"]
+
 
 def pytest_configure():
     """Workers of pytest-xdist share the cores: with a thread per core in each, they would spend their time
@@ -45,6 +49,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
         if item.get_closest_marker("cuda") and CUDA_MISSING:
             item.add_marker(pytest.mark.skip(reason=CUDA_MISSING))

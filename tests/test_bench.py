@@ -1,6 +1,7 @@
 """python -m cuda_ops bench: that its arithmetic is right, that it refuses wrong results, and that it runs."""
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -137,8 +138,9 @@ def test_quick_ladder_on_the_gpu(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("op", harness.all_ops())
 def test_every_bench_runs(op):
-    """The first case of each, once, with its comparison of values and gradients."""
+    """The smallest case of each, once, with its comparison of values and gradients."""
     found = harness.load_bench(op)
+    found = dataclasses.replace(found, cases=[min(found.cases, key=lambda case: max(case.elements))])
     settings = harness.Settings(torch.device("cpu"), ["float32"], quick=True, rounds=1, least_seconds=0, budget=1)
     rows = harness.run_bench(found, settings)
     names = {i.name for i in found.implementations()}

@@ -56,21 +56,32 @@ def compile_objects(sources, translated, folder):
         return list(pool.map(compile_one, sources))
 
 
-def build(op, paths, c_kernels, folder, change=lambda path, text: text):
+def translate(folder):
+    """csrc/cuda as C++, in that folder."""
+    subprocess.run([sys.executable, EMULATION / "translate.py", CSRC / "cuda", folder], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def common(c_kernels, tmp_path_factory):
+    """The objects that every program is linked with: the emulated device, and the C11 kernels."""
+    folder = tmp_path_factory.mktemp("emulator")
+    sources = [EMULATION / f"{name}.cpp" for name in ("emulator", "device", "cases")]
+    return [*compile_objects(sources, translate(folder / "translated"), folder), *c_kernels]
+
+
+def build(op, paths, common, folder, change=lambda path, text: text):
     """The program of tests/emulation/test_<op>.cpp, of kernels whose text may be changed first."""
-    translated = folder / "translated"
-    subprocess.run([sys.executable, EMULATION / "translate.py", CSRC / "cuda", translated], check=True)
-    sources = []
+    translated, sources = translate(folder / "translated"), []
     for path in paths:
         sources += sorted((translated / path).glob("*.cu")) if "." not in path else [translated / path]
     headers = [header for path in paths if "." not in path for header in sorted((translated / path).glob("*.h"))]
     for file in sources + headers:
         file.write_text(change(file, file.read_text()))
-    sources += [EMULATION / f"{name}.cpp" for name in ("emulator", "device", "cases", f"test_{op}")]
     program = folder / f"emulated_{op}"
-    objects = compile_objects(sources, translated, folder)
+    objects = compile_objects([*sources, EMULATION / f"test_{op}.cpp"], translated, folder)
     sanitizers = [flag for flag in FLAGS if flag.startswith("-fsanitize")]
-    command = [CXX, *sanitizers, "-fsanitize=undefined", *objects, *c_kernels, "-o", program, "-lm"]
+    command = [CXX, *sanitizers, "-fsanitize=undefined", *objects, *common, "-o", program, "-lm"]
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return program
@@ -81,9 +92,9 @@ def run(program, cases, first=0):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_kernels(op, c_kernels, tmp_path):
+def test_kernels(op, common, tmp_path):
     paths, cases = OPS[op]
-    result = run(build(op, paths, c_kernels, tmp_path), cases)
+    result = run(build(op, paths, common, tmp_path), cases)
     assert result.returncode == 0, result.stderr
 
 
@@ -98,7 +109,7 @@ SMALLER = {
 
 
 @pytest.mark.parametrize("op", SMALLER)
-def test_parts(op, c_kernels, tmp_path):
+def test_parts(op, common, tmp_path):
     def change(path, text):
         for right, small in SMALLER[op].get(path.name, {}).items():
             assert right in text
@@ -108,7 +119,7 @@ def test_parts(op, c_kernels, tmp_path):
 
     changed = set()
     paths, cases = OPS[op]
-    result = run(build(op, paths, c_kernels, tmp_path, change), cases)
+    result = run(build(op, paths, common, tmp_path, change), cases)
     assert changed == SMALLER[op].keys()
     assert result.returncode == 0, result.stderr
 
@@ -123,11 +134,11 @@ def test_parts(op, c_kernels, tmp_path):
         ("dropout", "is_aligned_16(output) && ", "", "misaligned address"),
     ],
 )
-def test_errors_are_found(op, right, wrong, message, c_kernels, tmp_path):
+def test_errors_are_found(op, right, wrong, message, common, tmp_path):
     def change(path, text):
         assert right in text
         return text.replace(right, wrong)
 
-    result = run(build(op, OPS[op][0], c_kernels, tmp_path, change), 60)
+    result = run(build(op, OPS[op][0], common, tmp_path, change), 60)
     assert result.returncode != 0
     assert message in result.stderr

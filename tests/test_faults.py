@@ -267,7 +267,9 @@ def digest(device):
 def test_thirty_processes_give_the_same_bits(device):
     """Two of them started anew, the others forked from a process that has imported and not computed."""
     with_server = multiprocessing.get_context("forkserver")
-    with_server.set_forkserver_preload(["torch", "cuda_ops.functional", "support.opspec", "support.supervisor"])
+    # The last one is what backward imports at its first call, most of what a process would take.
+    imported = ["torch", "cuda_ops.functional", "support.opspec", "support.supervisor"]
+    with_server.set_forkserver_preload([*imported, "torch.fx.experimental.symbolic_shapes"])
     digests = []
     for context, count in ((multiprocessing.get_context("spawn"), 2), (with_server, 28)):
         with concurrent.futures.ProcessPoolExecutor(2, context, max_tasks_per_child=1) as pool:

@@ -1,7 +1,7 @@
 """A source archive holds what a build needs: it is made, unpacked and built into a wheel, which works in an environment
 that has nothing but PyTorch.
 
-The objects of this folder's own build are taken where it was made by the same commands, so that little is compiled
+The objects of this folder's own build are taken where it was made by the same commands, so that nothing is compiled
 (without them, minutes): ninja compiles what its log does not know, and misses a file that the archive lacks either way.
 """
 
@@ -75,14 +75,27 @@ def test_the_archive_holds_what_a_build_needs_and_nothing_built(source, unpacked
     assert files(unpacked) - {"PKG-INFO", "setup.cfg"} == expected
 
 
+def as_built():
+    """The environment in which setup.py has the commands of this folder's build, whose objects can then be taken."""
+    log, info = ROOT / "build" / "temp" / "build.ninja", ROOT / "cuda_ops" / "_build_info.json"
+    commands = log.read_text() if log.exists() and info.exists() else ""
+    environment = {"CUDA_OPS_WERROR": "1" if "-Werror" in commands else "0"}
+    architectures = (json.loads(info.read_text())["architectures"] or "").split() if commands else []
+    # Another environment's commands name its own folders.
+    if not architectures or sysconfig.get_path("purelib") not in commands:
+        return environment
+    machine = sorted(int(name[3:]) for name in architectures if re.fullmatch(r"sm_\d+", name))
+    ptx = [name for name in architectures if name.startswith("compute_")]
+    listed = ";".join(f"{number // 10}.{number % 10}" for number in machine) + "+PTX" * bool(ptx)
+    # PTX of two kinds is what a build has where nothing is asked for and no GPU is there.
+    return environment | {"CUDA_OPS_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "" if len(ptx) > 1 else listed}
+
+
 @pytest.fixture(scope="module")
 def wheel(unpacked, tmp_path_factory):
-    environment = {}
-    log = ROOT / "build" / "temp" / "build.ninja"
-    if log.exists():
-        shutil.copytree(log.parent, unpacked / "build" / "temp", ignore=shutil.ignore_patterns("cuda"))
-        environment["CUDA_OPS_WERROR"] = "1" if "-Werror" in log.read_text() else "0"
-    return hook(unpacked, "build_wheel", tmp_path_factory.mktemp("wheel"), **environment)
+    if (ROOT / "build" / "temp" / "build.ninja").exists():
+        shutil.copytree(ROOT / "build" / "temp", unpacked / "build" / "temp")
+    return hook(unpacked, "build_wheel", tmp_path_factory.mktemp("wheel"), **as_built())
 
 
 def test_the_wheel(wheel, source):

@@ -190,18 +190,19 @@ class Step(WithoutEntries):
             for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         )
 
+        clipped = grads
         if norm is not None and device.type == "cuda":
             norm = norm.to(device)
         elif norm is not None:
             factor = (self.max_grad_norm / (norm.to(device) + 1e-6)).clamp(max=1.0)
-            grads, norm = [grad * factor.to(grad.dtype) for grad in grads], None
+            clipped, norm = [grad * factor.to(grad.dtype) for grad in grads], None
 
         def of(key):
             return local(name, [state[key] for state in states], params)
 
         ops.adam_(
             local(name, params, params),
-            local(name, grads, params),
+            local(name, clipped, params),
             of("exp_avg"),
             of("exp_avg_sq"),
             of("max_exp_avg_sq") if amsgrad else [],
@@ -220,6 +221,9 @@ class Step(WithoutEntries):
             norm,
             0.0 if norm is None else self.max_grad_norm,
         )
+        # The kernel unscales what it is given, unless it leaves the step out; here that were copies.
+        if clipped is not grads and scale is not None and not (found_inf is not None and found_inf.item()):
+            torch._foreach_div_(grads, scale)
         # Not before the step, so that a step that is refused leaves no state.
         for p, state in zip(params, states, strict=True):
             if not self.state[p]:
@@ -268,8 +272,8 @@ class Adam(Step, torch.optim.Adam):
             beside float16 and bfloat16 parameters (and in the `state_dict`).
         max_grad_norm: None, or a number: the step is that of gradients which
             :func:`cuda_ops.nn.utils.clip_grad_norm_` has scaled to this norm, of all groups as one vector, but
-            `parameter.grad` is not rewritten, which saves a pass over it. :attr:`grad_norm` is then the norm that they
-            had. No part of the `state_dict`.
+            `parameter.grad` is not clipped, which saves a pass over it. :attr:`grad_norm` is then the norm that they
+            had. With :class:`torch.amp.GradScaler` both are without its scale. No part of the `state_dict`.
 
     Raises:
         ValueError: a value that :class:`torch.optim.Adam` refuses as well.

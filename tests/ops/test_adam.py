@@ -328,6 +328,26 @@ def test_max_grad_norm_is_of_gradients_without_their_scale(device):
     assert runs[0][0][0] < 20 < runs[0][0][1]
     for plain, scaled in zip(runs[0][1], runs[1][1], strict=True):
         assert_close(scaled.detach(), plain.detach(), 1e-6)
+        # As where the scaler unscales: without the scale, and not clipped.
+        assert_close(scaled.grad, plain.grad, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_step_left_out_leaves_parameters_and_gradients(device, dtype):
+    params = parameters([(3,), (33,)], device=device, dtype=dtype)
+    optimizer = cuda_ops.optim.AdamW(params, lr=0.1, fused=True, max_grad_norm=0.1)
+    for grads_are_finite in (True, False):
+        set_grads(params, 1)
+        if not grads_are_finite:
+            params[0].grad[1] = float("inf")
+        before = [(p.detach().clone(), p.grad.clone()) for p in params]
+        # What GradScaler leaves for the optimizer.
+        optimizer.grad_scale = torch.tensor(8.0, device=device)
+        optimizer.found_inf = torch.tensor(0.0 if grads_are_finite else 1.0, device=device)
+        optimizer.step()
+        for p, (value, grad) in zip(params, before, strict=True):
+            assert torch.equal(p.detach(), value) is not grads_are_finite
+            assert torch.equal(p.grad, grad / 8 if grads_are_finite else grad)
 
 
 def test_norms_that_are_none_are_refused():

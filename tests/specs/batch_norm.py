@@ -116,14 +116,125 @@ def op_samples(make):
         yield ops.batch_norm_forward_tracking, (make(2, 3, 5), None, None, mean, make(3), None, 0.1, 1e-5)
 
 
-def call(device, shape=(4, 3, 2), **replaced):
+def call_with(op, device, shape=(4, 3, 2), **replaced):
     arguments = {
         "input": torch.ones(shape, device=device),
         "running_mean": torch.zeros(3, device=device),
         "running_var": torch.ones(3, device=device),
         **replaced,
     }
-    return cuda_ops.functional.batch_norm(**arguments)
+    return getattr(cuda_ops.functional, op)(**arguments)
+
+
+def bad_calls(op):
+    """Those of batch_norm, and of what computes it with more beside it: their messages differ in the op's name."""
+
+    def call(device, shape=(4, 3, 2), **replaced):
+        return call_with(op, device, shape, **replaced)
+
+    return [
+        Bad(
+            "integers",
+            lambda device: call(device, input=torch.ones(4, 3, dtype=torch.int64, device=device)),
+            RuntimeError,
+            f"{op}: expected input to be floating point, got int64",
+        ),
+        Bad(
+            "one dimension",
+            lambda device: call(device, (3,)),
+            RuntimeError,
+            rf"{op}: expected input to have at least 2 dimensions, got shape \[3\]",
+        ),
+        Bad(
+            "one dimension, training",
+            lambda device: call(device, (3,), training=True),
+            RuntimeError,
+            rf"{op}: expected input to have at least 2 dimensions, got shape \[3\]",
+        ),
+        Bad(
+            "one value per channel",
+            lambda device: call(device, (1, 3, 1), training=True),
+            ValueError,
+            r"Expected more than 1 value per channel when training, got input size \(1, 3, 1\)",
+        ),
+        Bad("eps of 0", lambda device: call(device, eps=0.0), ValueError, "expected eps to be positive, got 0.0"),
+        Bad(
+            "no running_mean in evaluation",
+            lambda device: call(device, running_mean=None),
+            RuntimeError,
+            f"{op}: running_mean must be defined in evaluation mode",
+        ),
+        Bad(
+            "no running_var in evaluation",
+            lambda device: call(device, running_var=None),
+            RuntimeError,
+            f"{op}: running_var must be defined in evaluation mode",
+        ),
+        Bad(
+            "only one running statistic in training",
+            lambda device: call(device, running_var=None, training=True),
+            ValueError,
+            "running_mean and running_var must either both be None or neither be None",
+        ),
+        Bad(
+            "a running statistic that requires grad",
+            lambda device: call(device, running_mean=torch.zeros(3, device=device, requires_grad=True)),
+            RuntimeError,
+            f"{op}: not differentiable with respect to running_mean",
+        ),
+        Bad(
+            "weight of another size",
+            lambda device: call(device, weight=torch.ones(4, device=device)),
+            RuntimeError,
+            rf"{op}: expected weight to have one element for each channel of input, 3, got shape \[4\]",
+        ),
+        Bad(
+            "bias of another size",
+            lambda device: call(device, bias=torch.ones(3, 3, device=device), training=True),
+            RuntimeError,
+            rf"{op}: expected bias to have one element for each channel of input, 3, got shape \[3, 3\]",
+        ),
+        Bad(
+            "running_mean of another size",
+            lambda device: call(device, running_mean=torch.ones(4, device=device)),
+            RuntimeError,
+            rf"{op}: expected running_mean to have one element for each channel of input, 3, got shape \[4\]",
+        ),
+        Bad(
+            "running statistics of another size, training",
+            lambda device: call(
+                device,
+                running_mean=torch.ones(4, device=device),
+                running_var=torch.ones(4, device=device),
+                training=True,
+            ),
+            RuntimeError,
+            rf"{op}: expected running_mean to have one element for each channel of input, 3, got shape \[4\]",
+        ),
+        Bad(
+            "running statistics of another dtype, training",
+            lambda device: call(
+                device,
+                running_mean=torch.ones(3, device=device, dtype=torch.float64),
+                running_var=torch.ones(3, device=device, dtype=torch.float64),
+                training=True,
+            ),
+            RuntimeError,
+            f"{op}: expected running_mean to have the dtype of input, float32, got float64",
+        ),
+        Bad(
+            "weight of another dtype",
+            lambda device: call(device, weight=torch.ones(3, device=device, dtype=torch.float64)),
+            RuntimeError,
+            f"{op}: expected weight to have the dtype of input, float32, got float64",
+        ),
+        Bad(
+            "running_var of another dtype",
+            lambda device: call(device, running_var=torch.ones(3, device=device, dtype=torch.float64)),
+            RuntimeError,
+            f"{op}: expected running_var to have the dtype of input, float32, got float64",
+        ),
+    ]
 
 
 SPEC = OpSpec(
@@ -143,107 +254,7 @@ SPEC = OpSpec(
     # compared in test_batch_norm.py.
     nonfinite=False,
     bad=[
-        Bad(
-            "integers",
-            lambda device: call(device, input=torch.ones(4, 3, dtype=torch.int64, device=device)),
-            RuntimeError,
-            "batch_norm: expected input to be floating point, got int64",
-        ),
-        Bad(
-            "one dimension",
-            lambda device: call(device, (3,)),
-            RuntimeError,
-            r"batch_norm: expected input to have at least 2 dimensions, got shape \[3\]",
-        ),
-        Bad(
-            "one dimension, training",
-            lambda device: call(device, (3,), training=True),
-            RuntimeError,
-            r"batch_norm: expected input to have at least 2 dimensions, got shape \[3\]",
-        ),
-        Bad(
-            "one value per channel",
-            lambda device: call(device, (1, 3, 1), training=True),
-            ValueError,
-            r"Expected more than 1 value per channel when training, got input size \(1, 3, 1\)",
-        ),
-        Bad("eps of 0", lambda device: call(device, eps=0.0), ValueError, "expected eps to be positive, got 0.0"),
-        Bad(
-            "no running_mean in evaluation",
-            lambda device: call(device, running_mean=None),
-            RuntimeError,
-            "batch_norm: running_mean must be defined in evaluation mode",
-        ),
-        Bad(
-            "no running_var in evaluation",
-            lambda device: call(device, running_var=None),
-            RuntimeError,
-            "batch_norm: running_var must be defined in evaluation mode",
-        ),
-        Bad(
-            "only one running statistic in training",
-            lambda device: call(device, running_var=None, training=True),
-            ValueError,
-            "running_mean and running_var must either both be None or neither be None",
-        ),
-        Bad(
-            "a running statistic that requires grad",
-            lambda device: call(device, running_mean=torch.zeros(3, device=device, requires_grad=True)),
-            RuntimeError,
-            "batch_norm: not differentiable with respect to running_mean",
-        ),
-        Bad(
-            "weight of another size",
-            lambda device: call(device, weight=torch.ones(4, device=device)),
-            RuntimeError,
-            r"batch_norm: expected weight to have one element for each channel of input, 3, got shape \[4\]",
-        ),
-        Bad(
-            "bias of another size",
-            lambda device: call(device, bias=torch.ones(3, 3, device=device), training=True),
-            RuntimeError,
-            r"batch_norm: expected bias to have one element for each channel of input, 3, got shape \[3, 3\]",
-        ),
-        Bad(
-            "running_mean of another size",
-            lambda device: call(device, running_mean=torch.ones(4, device=device)),
-            RuntimeError,
-            r"batch_norm: expected running_mean to have one element for each channel of input, 3, got shape \[4\]",
-        ),
-        Bad(
-            "running statistics of another size, training",
-            lambda device: call(
-                device,
-                running_mean=torch.ones(4, device=device),
-                running_var=torch.ones(4, device=device),
-                training=True,
-            ),
-            RuntimeError,
-            r"batch_norm: expected running_mean to have one element for each channel of input, 3, got shape \[4\]",
-        ),
-        Bad(
-            "running statistics of another dtype, training",
-            lambda device: call(
-                device,
-                running_mean=torch.ones(3, device=device, dtype=torch.float64),
-                running_var=torch.ones(3, device=device, dtype=torch.float64),
-                training=True,
-            ),
-            RuntimeError,
-            "batch_norm: expected running_mean to have the dtype of input, float32, got float64",
-        ),
-        Bad(
-            "weight of another dtype",
-            lambda device: call(device, weight=torch.ones(3, device=device, dtype=torch.float64)),
-            RuntimeError,
-            "batch_norm: expected weight to have the dtype of input, float32, got float64",
-        ),
-        Bad(
-            "running_var of another dtype",
-            lambda device: call(device, running_var=torch.ones(3, device=device, dtype=torch.float64)),
-            RuntimeError,
-            "batch_norm: expected running_var to have the dtype of input, float32, got float64",
-        ),
+        *bad_calls("batch_norm"),
         Bad(
             "grad_output of another shape",
             lambda device: torch.ops.cuda_ops.batch_norm_backward(

@@ -2,7 +2,7 @@ import torch
 from support.opspec import Bad, OpSpec, Sample
 
 import cuda_ops
-from specs.batch_norm import SHAPES, arguments, weight_beside, with_statistics
+from specs.batch_norm import SHAPES, arguments, bad_calls, call_with, weight_beside, with_statistics
 
 F = torch.nn.functional
 ACTIVATIONS = {"relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish, None: lambda z: z}
@@ -84,16 +84,6 @@ def op_samples(make):
         yield ops.batch_norm_act_backward, (*both, None, mean, var, False, "relu", 1e-5, wanted)
 
 
-def call(device, shape=(4, 3, 2), **replaced):
-    arguments = {
-        "input": torch.ones(shape, device=device),
-        "running_mean": torch.zeros(3, device=device),
-        "running_var": torch.ones(3, device=device),
-        **replaced,
-    }
-    return cuda_ops.functional.batch_norm_act(**arguments)
-
-
 SPEC = OpSpec(
     name="batch_norm_act",
     function=with_statistics(cuda_ops.functional.batch_norm_act),
@@ -111,66 +101,27 @@ SPEC = OpSpec(
     bad=[
         Bad(
             "an unknown activation",
-            lambda device: call(device, activation="gelu"),
+            lambda device: call_with("batch_norm_act", device, activation="gelu"),
             ValueError,
             "batch_norm_act: expected activation to be 'relu', 'relu6', 'silu', 'hardswish' or None, got 'gelu'",
         ),
         Bad(
             "a residual of another shape",
-            lambda device: call(device, residual=torch.ones(3, device=device)),
+            lambda device: call_with("batch_norm_act", device, residual=torch.ones(3, device=device)),
             RuntimeError,
             r"batch_norm_act: expected residual to have the shape of input, \[4, 3, 2\], got \[3\]",
         ),
         Bad(
             "a residual of another dtype, training",
-            lambda device: call(
-                device, residual=torch.ones(4, 3, 2, device=device, dtype=torch.float64), training=True
+            lambda device: call_with(
+                "batch_norm_act",
+                device,
+                residual=torch.ones(4, 3, 2, device=device, dtype=torch.float64),
+                training=True,
             ),
             RuntimeError,
             "batch_norm_act: expected residual to have the dtype of input, float32, got float64",
         ),
-        Bad(
-            "integers",
-            lambda device: call(device, input=torch.ones(4, 3, dtype=torch.int64, device=device)),
-            RuntimeError,
-            "batch_norm_act: expected input to be floating point, got int64",
-        ),
-        Bad(
-            "one dimension",
-            lambda device: call(device, (3,)),
-            RuntimeError,
-            r"batch_norm_act: expected input to have at least 2 dimensions, got shape \[3\]",
-        ),
-        Bad(
-            "one value per channel",
-            lambda device: call(device, (1, 3, 1), training=True),
-            ValueError,
-            r"Expected more than 1 value per channel when training, got input size \(1, 3, 1\)",
-        ),
-        Bad("eps of 0", lambda device: call(device, eps=0.0), ValueError, "expected eps to be positive, got 0.0"),
-        Bad(
-            "no running_mean in evaluation",
-            lambda device: call(device, running_mean=None),
-            RuntimeError,
-            "batch_norm_act: running_mean must be defined in evaluation mode",
-        ),
-        Bad(
-            "only one running statistic in training",
-            lambda device: call(device, running_var=None, training=True),
-            ValueError,
-            "running_mean and running_var must either both be None or neither be None",
-        ),
-        Bad(
-            "a running statistic that requires grad",
-            lambda device: call(device, running_mean=torch.zeros(3, device=device, requires_grad=True)),
-            RuntimeError,
-            "batch_norm_act: not differentiable with respect to running_mean",
-        ),
-        Bad(
-            "weight of another size",
-            lambda device: call(device, weight=torch.ones(4, device=device)),
-            RuntimeError,
-            r"batch_norm_act: expected weight to have one element for each channel of input, 3, got shape \[4\]",
-        ),
+        *bad_calls("batch_norm_act"),
     ],
 )

@@ -12,7 +12,7 @@ CSRC = ROOT / "csrc"
 CC = os.environ.get("CC", "cc")
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # -fopenmp-simd as in setup.py: `#pragma omp simd` is no warning, and no OpenMP runtime is linked.
-FLAGS = ["-std=c11", "-O1", "-g", "-fopenmp-simd", *SANITIZE, "-Wall", "-Wextra", "-Werror"]
+FLAGS = ["-std=c11", "-O1", "-g1", "-fopenmp-simd", *SANITIZE, "-Wall", "-Wextra", "-Werror"]
 FLAGS += [f"-I{CSRC / 'include'}", f"-I{CSRC / 'cpu'}"]
 APP_FLAGS = [f"-I{CSRC / 'apps'}", "-D_POSIX_C_SOURCE=200809L", "-fopenmp"]
 
