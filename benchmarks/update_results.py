@@ -370,6 +370,27 @@ def products():
     ]
 
 
+def regret():
+    """What the choice among paths costs at shapes nobody tuned for."""
+    report = load("regret.json")
+    if report is None:
+        return nothing_yet("python -m cuda_ops bench regret")
+    facts, aims, shapes = report["facts"], report["aims"], report["tables"]["all"]["all"]["rows"]
+    lines = [
+        [name, str(s["rows"]), *(f"{s[key]:.1%}" for key in ("mean", "95th percentile", "worst")), str(s["losers"])]
+        for group in ("all", "op", "dtype", "path")
+        for name, s in report["tables"][group].items()
+    ]
+    return [
+        f"Time of what the library chooses over that of the best that it could choose, less one, at {shapes} "
+        f"random shapes of products and convolutions (seed {facts['seed']}) on one {facts['device']} "
+        f"(`python -m cuda_ops bench regret`, commit `{facts['commit']}`, {facts['date']}). Aims: {aims['mean']:.0%} "
+        f"in the mean, {aims['worst']:.0%} at worst. The losers: [regret.md](results/{GPU}/regret.md).",
+        "",
+        *table(["", "shapes", "mean", "95th percentile", "worst", f"above {aims['worst']:.0%}"], lines),
+    ]
+
+
 def ops():
     lines, measured = [], []
     for path in sorted((RESULTS / GPU).glob("*.csv")):
@@ -619,6 +640,7 @@ PARTS = {
     "Several GPUs": several_gpus,
     "Matrix products and convolutions": products,
     "conv2d by memory format": formats,
+    "What the choice of a path costs": regret,
     "The other ops": ops,
     "Teaching ladders": ladders,
     "All ops under one roof": roofline,
@@ -638,7 +660,7 @@ replayed CUDA graphs, wall time that of eager calls with the host's part ([harne
 
 
 def results_page(gpu):
-    """All parts of the first GPU's page; of another's those that were measured on it."""
+    """All parts of the first GPU's page, regret once it was measured; of another's those that were measured on it."""
     global GPU
     first, before = next(iter(PAGES)), GPU
     others = [other for other in PAGES if other != gpu and (RESULTS / other).is_dir()]
@@ -648,7 +670,8 @@ def results_page(gpu):
     try:
         for title, part in PARTS.items():
             lines = part()
-            if gpu == first or not (lines[0].startswith(NOT_YET) or part is fuzzers):
+            missing = lines[0].startswith(NOT_YET)
+            if (gpu == first and not (missing and part is regret)) or not (missing or part is fuzzers):
                 parts.append("\n".join([f"## {title}", "", *lines]))
     finally:
         GPU = before

@@ -7,7 +7,8 @@ characters (benchmarks/gpt2_step.py), and `bench gpt-char` that model's training
 (benchmarks/gpt_char.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
 cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py), and `bench
 ladder [name ...]` the other ladders, of ops that memory bounds and of attention (benchmarks/ladders.py). `bench sweep`
-draws calls of real models that nobody tuned for (benchmarks/sweep.py).
+draws calls of real models that nobody tuned for (benchmarks/sweep.py), and `bench regret` times, at such shapes, what
+the library chooses against all that it could choose (benchmarks/regret.py).
 """
 
 import argparse
@@ -24,6 +25,7 @@ RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99", "gpt": "gpt2_step", "gpt
 SECONDS = {"gpt": 150, "gpt-char": 240}
 OF_SEEDS = ("mnist-99", "gpt-char")
 """The races that train again and again, from a seed each."""
+DRAWN = {"sweep": 500, "regret": 200}  # calls that a run draws
 DTYPES = ["float32", "tf32", "bfloat16", "float16", "float64"]
 RUNS = Path("runs/bench")
 
@@ -39,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         "ops",
         nargs="*",
         metavar="op",
-        help="ops to time, or all (default), or host, mnist, mnist-99, gpt, gpt-char or sweep; or ladder, for the "
-        "teaching ladders but gemm's: those named after it, or all",
+        help="ops to time, or all (default), or host, mnist, mnist-99, gpt, gpt-char, sweep or regret; or ladder, "
+        "for the teaching ladders but gemm's: those named after it, or all",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
@@ -80,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--seeds", type=int, metavar="N", help="mnist-99, gpt-char: from how many seeds (default: 30 and 10)"
     )
-    parser.add_argument("--seed", type=int, help="sweep: which calls are drawn (default: 0)")
-    parser.add_argument("--count", type=int, help="sweep: how many (default: 500)")
+    parser.add_argument("--seed", type=int, help="sweep, regret: which calls are drawn (default: 0)")
+    parser.add_argument("--count", type=int, help="how many: sweep (default: 500), regret (default: 200)")
     parser.add_argument(
         "--roofline",
         action="store_true",
@@ -149,24 +151,25 @@ def _race(args, device) -> int:
 def _host(args, device, out: Path) -> int:
     if len(args.ops) > 1:
         raise ValueError("host is a run of its own: name nothing beside it")
-    for name in ("dtype", "seconds", "batch", "precision", "roofline"):
+    for name in ("dtype", "seconds", "batch", "precision", "roofline", "seeds"):
         if getattr(args, name):
             raise ValueError(f"--{name} is not for host")
     importlib.import_module("host_time").main(device, out, args.quick)
     return 0
 
 
-def _sweep(args, device) -> int:
+def _drawn(name, args, device) -> int:
+    """sweep and regret, which draw their calls."""
     if len(args.ops) > 1:
-        raise ValueError("sweep is a run of its own: name nothing beside it")
-    for name in ("batch", "precision", "roofline"):
-        if getattr(args, name):
-            raise ValueError(f"--{name} is not for sweep")
-    count = 500 if args.count is None else args.count
+        raise ValueError(f"{name} is a run of its own: name nothing beside it")
+    for option in ("batch", "precision", "roofline", "seeds"):
+        if getattr(args, option):
+            raise ValueError(f"--{option} is not for {name}")
+    count = DRAWN[name] if args.count is None else args.count
     if count < 1:
         raise ValueError(f"--count {count}: expected a whole number of at least 1")
-    sweep = importlib.import_module("sweep")
-    differing = sweep.run(device, args.out, args.seed or 0, count, args.dtype, args.seconds, args.quick)
+    run = importlib.import_module(name).run
+    differing = run(device, args.out, args.seed or 0, count, args.dtype, args.seconds, args.quick)
     return 1 if differing else 0
 
 
@@ -207,11 +210,12 @@ def main(args) -> int:
             raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
         device = _device(args.device)
         _require_writable(args.out)
-        if "sweep" in args.ops:
-            return _sweep(args, device)
+        for name in DRAWN:
+            if name in args.ops:
+                return _drawn(name, args, device)
         for name in ("seed", "count"):
             if getattr(args, name) is not None:
-                raise ValueError(f"--{name} is for sweep alone")
+                raise ValueError(f"--{name} is for sweep and regret alone")
         if "host" in args.ops:
             return _host(args, device, args.out)
         if set(args.ops) & set(RACES):

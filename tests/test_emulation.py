@@ -16,11 +16,17 @@ CXX = os.environ.get("CXX", "c++")
 FLAGS = ["-std=c++17", "-O0", "-g1", "-mf16c", "-fno-strict-aliasing", "-w", "-include", "cuda_runtime.h"]
 FLAGS += ["-fsanitize=address,alignment", "-fno-sanitize-recover=all"]
 
+TENSOR_CORES = ("bfloat16", "float16", "tf32")
 # The files of csrc/cuda that an op is made of, and how many cases a run of the suite takes.
 OPS = {
     "permute_contiguous": (["permute_contiguous"], 60),
     "concat": (["concat.cu"], 60),
     "cumsum": (["cumsum.cu"], 60),
+    "gemm_align": (["gemm/align.cu"], 60),
+    "gemm_mma": (
+        ["gemm/direct/mma.cu", "gemm/mma/mma.cu", *(f"gemm/mma/{t}.cu" for t in TENSOR_CORES), "gemm/split_k.cu"],
+        20,
+    ),
     "dropout": (["dropout.cu"], 60),
     "prelu": (["prelu.cu"], 40),
     "scatter": (["scatter.cu"], 40),
@@ -124,7 +130,7 @@ def test_parts(op, common, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-# What an error of each kind is reported as: in concat.cu, which has no barrier, and in dropout.cu.
+# What an error of each kind is reported as: in concat.cu, which has no barrier, in dropout.cu and in gemm/align.cu.
 @pytest.mark.parametrize(
     ("op", "right", "wrong", "message"),
     [
@@ -132,6 +138,8 @@ def test_parts(op, common, tmp_path):
         ("concat", "if (at >= input.words)", "if (at > input.words)", "AddressSanitizer"),
         ("dropout", "c2 = (uint32_t)(product0 >> 32) ^ c3 ^ key1", "c2 = (uint32_t)(product0 >> 32) ^ c3", "output["),
         ("dropout", "is_aligned_16(output) && ", "", "misaligned address"),
+        ("gemm_align", " && are_readable_around(from[i], work.from, work.end)", "", "AddressSanitizer"),
+        ("gemm_align", "(line - matrix * work.rows) * work.pitch", "line * work.pitch", "element"),
     ],
 )
 def test_errors_are_found(op, right, wrong, message, common, tmp_path):

@@ -127,6 +127,31 @@ def test_what_hopper_and_older_gpus_take():
 
 
 @needs_tables
+def test_rows_of_no_whole_16_bytes_are_copied_where_that_pays():
+    a, b = meta(777, 555, **half), meta(555, 1333, **half)
+    assert chosen(F.matmul, a, b, capability="9.0") == {
+        "forward": "padded",
+        "gradient of input": "padded",
+        "gradient of other": "padded",
+    }
+    assert set(chosen(F.matmul, a, b, capability="8.0").values()) == {"mma"}
+    aligned = meta(776, 552, **half), meta(552, 1336, **half)
+    assert chosen(F.matmul, *aligned, capability="9.0")["forward"] == "sm90"
+    with _explain.tf32(True):
+        assert chosen(F.matmul, meta(777, 555), meta(555, 1333), capability="9.0")["forward"] == "padded"
+    assert "padded" not in chosen(F.matmul, meta(777, 555), meta(555, 1333), capability="9.0").values()
+    # A weight that one row reads is not worth a copy.
+    assert chosen(F.linear, meta(1, 4099, **half), meta(4099, 4099, **half), capability="9.0")["forward"] == "direct"
+    batch = meta(64, 200, 100, **half), meta(64, 100, 77, **half)
+    assert chosen(F.matmul, *batch, capability="9.0")["forward"] == "padded"
+    relu = meta(2000, 555, **half), meta(1333, 555, **half)
+    assert chosen(F.linear_relu, *relu, capability="9.0") == {"forward": "gemm", "gradients": "gemm"}
+    # The preactivation is kept by the same kernel.
+    gelu = meta(2000, 555, **half), meta(1333, 555, **half)
+    assert chosen(F.linear_gelu, *gelu, capability="9.0")["forward, for a gradient"] == "fused"
+
+
+@needs_tables
 def test_what_the_size_decides():
     assert chosen(F.batch_norm, meta(8, 16, 7, 7), training=True, capability="9.0") == {
         "forward": "resident",

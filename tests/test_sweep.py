@@ -144,4 +144,4 @@ def test_command(monkeypatch, tmp_path, capsys):
     assert run("sweep", "--count", "0") == 2
     assert run("sweep", "square") == 2
     assert run("square", "--count", "3", "--quick") == 2
-    assert "--count is for sweep alone" in capsys.readouterr().err
+    assert "--count is for sweep and regret alone" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_a_page_for_each_gpu(folder, monkeypatch):
     assert page.startswith("# Results on NVIDIA H100\n") and update_results.NOT_YET not in page
     assert "## Checks on the GPU" in page and f"results/{other}/check.json" in page
     assert "](RESULTS.md)" in page and "](RESULTS_H100.md)" in update_results.results_page(first)
-    assert update_results.results_page(first).count(update_results.NOT_YET) == len(update_results.PARTS)
+    assert update_results.results_page(first).count(update_results.NOT_YET) == len(update_results.PARTS) - 1  # regret
     assert first == update_results.GPU
 
 
@@ -65,6 +65,19 @@ def test_several_gpus_are_shown_where_they_were_measured(folder):
     text = "\n".join(update_results.several_gpus())
     assert text.index("2 × Test GPU") < text.index("10 × Test GPU")
     assert "| GPT ddp | 10 |" in text and text.count("- ddp: wrong") == 1
+
+
+def test_regret_is_shown_once_it_was_measured(folder):
+    title = "What the choice of a path costs"
+    assert title not in update_results.results_page(update_results.GPU)
+    summary = {"rows": 8, "mean": 0.021, "95th percentile": 0.1, "worst": 0.2, "losers": 1}
+    tables = {"all": {"all": summary}, "op": {"gemm": summary}, "dtype": {}, "path": {"gemm: mma": summary}}
+    found = {"facts": FACTS | {"seed": "3"}, "aims": {"mean": 0.03, "worst": 0.15}, "tables": tables}
+    (folder / "regret.json").write_text(json.dumps(found))
+    assert f"## {title}" in update_results.results_page(update_results.GPU)
+    text = "\n".join(update_results.PARTS[title]())
+    assert "at 8 random shapes" in text and "seed 3" in text and "Test GPU" in text
+    assert "| gemm: mma | 8 | 2.1% | 10.0% | 20.0% | 1 |" in text
 
 
 def test_race(folder):

@@ -56,6 +56,12 @@ Tensor with_layout(const Tensor &matrix)
     return layout_of(matrix).known ? matrix : matrix.contiguous();
 }
 
+// TMA's, which a path on CUDA makes copies for.
+static bool is_unaligned(const void *matrix)
+{
+    return reinterpret_cast<uintptr_t>(matrix) % 16 != 0;
+}
+
 cuda_ops_gemm_problem problem_of(const Tensor &a, const Tensor &b, cuda_ops_dtype dtype)
 {
     const MatrixLayout left = layout_of(a), right = layout_of(b);
@@ -69,6 +75,8 @@ cuda_ops_gemm_problem problem_of(const Tensor &a, const Tensor &b, cuda_ops_dtyp
         problem.stride_b = right.stride;
         problem.stride_d = problem.m * problem.n;
     }
+    problem.unaligned_a = is_unaligned(a.const_data_ptr());
+    problem.unaligned_b = is_unaligned(b.const_data_ptr());
     return problem;
 }
 
@@ -125,9 +133,12 @@ void check_forced_gemm(const char *op, int path, cuda_ops_status status, const T
 }
 
 cuda_ops_status gemm_cuda(const char *op, const Tensor &d, const void *a, const void *b, const void *bias,
-                          const cuda_ops_gemm_problem &problem)
+                          const cuda_ops_gemm_problem &of_sizes)
 {
     const int path = forced_gemm_path(op);
+    cuda_ops_gemm_problem problem = of_sizes;
+    problem.unaligned_a = is_unaligned(a);
+    problem.unaligned_b = is_unaligned(b);
     const cuda_ops_status status = launch_gemm(d, a, b, bias, problem, path, current_stream(op));
     check_forced_gemm(op, path, status, d, problem);
     return status;

@@ -29,9 +29,9 @@ int forced_gemm_path(const char *op);
 void check_forced_gemm(const char *op, int path, cuda_ops_status status, const Tensor &d,
                        const cuda_ops_gemm_problem &problem);
 
-// Throws NotImplementedError where the forced path cannot do the problem.
+// The problem needs no unaligned_a and unaligned_b. Throws NotImplementedError where the forced path cannot do it.
 cuda_ops_status gemm_cuda(const char *op, const Tensor &d, const void *a, const void *b, const void *bias,
-                          const cuda_ops_gemm_problem &problem);
+                          const cuda_ops_gemm_problem &of_sizes);
 #endif
 
 } // namespace cuda_ops

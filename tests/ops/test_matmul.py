@@ -28,6 +28,7 @@ PATHS = {
     "sm90": 13,
     "sm90_skinny": 14,
     "direct": 15,
+    "padded": 16,
 }
 
 

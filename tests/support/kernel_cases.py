@@ -194,7 +194,7 @@ def run_depthwise():
 
 
 def run_plans():
-    """Tiles of mma (float64), sm90, sm90_skinny and direct, k whole and split, at a size none divides; a batch."""
+    """Tiles of mma (float64), sm90, sm90_skinny, padded, direct, k whole and split, at a size none divides; a batch."""
     from cuda_ops._library import ops
 
     plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]
@@ -213,6 +213,15 @@ def run_plans():
         for operands in ((a, b.mT), (a.mT, b), (a, b.mT.contiguous())):
             try:
                 ops.gemm_planned(*operands, (13, tile, 1, 0), allow_tf32=True)
+            except NotImplementedError:
+                continue
+    # Rows of no whole 16 bytes, which are copied first; of D too.
+    padded = [(16, tile, splits, swapped) for tile in (0, 1, 4, 6, 33) for splits in (1, 2) for swapped in (0, 1)]
+    for plan, dtype in itertools.product([*padded, (16, 16, 1, 0)], [torch.float32, torch.float16, torch.bfloat16]):
+        a, b = (torch.randn(3, lines, 201, device="cuda").to(dtype) for lines in (71, 137))
+        for operands in ((a, b.mT), (a, b.mT.contiguous()), (a.mT.contiguous().mT, b.mT.contiguous())):
+            try:
+                ops.gemm_planned(*operands, plan, allow_tf32=True)
             except NotImplementedError:
                 continue
     for tile, splits in itertools.product(range(3), (1, 2)):

@@ -38,6 +38,9 @@ static const GemmPath PATHS[] = {
      gemm_sm90_skinny},
     {15, "direct", "gemm/direct/", "gemm_direct_kernel gemm_direct_cores_kernel", gemm_direct_supports, nullptr,
      gemm_direct},
+    // 16: 13 or 14 on copies of operands that TMA cannot read.
+    {16, "padded", "gemm/padded.cu", "gemm_align_kernel gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_skinny_kernel",
+     gemm_padded_supports, gemm_padded_workspace, gemm_padded},
 };
 
 static const GemmPath *path_numbered(int number)
@@ -65,7 +68,9 @@ static const int PREFERENCE[] = {GEMM_SM90, GEMM_MMA, GEMM_SIMT};
 // tiles.
 static constexpr double BYTES_RATE = 4.2e6;       // a microsecond
 static constexpr double PARTIAL_BYTES_RATE = 3e6; // of the splits' partial sums, written and read again
-static constexpr double NOT_HIDDEN = 0.1;         // share of the shorter of arithmetic and copying that still shows
+// The kernel that adds the splits waits for memory once for as many of them as it has in flight.
+static constexpr double ADDING_ROUND = 0.6; // microseconds
+static constexpr double NOT_HIDDEN = 0.1;   // share of the shorter of arithmetic and copying that still shows
 // The least k of a split.
 static constexpr int64_t SMALLEST_SPLIT = 256, SMALLEST_FLOAT64_SPLIT = 128, SMALLEST_DIRECT_SPLIT = 32;
 static constexpr int64_t LONG_FLOAT64_SPLIT = 1024, LONG_HALVES_SPLIT = 4096;
@@ -74,6 +79,12 @@ static constexpr int64_t LONG_FLOAT64_SPLIT = 1024, LONG_HALVES_SPLIT = 4096;
 static bool splits_in_clusters(int path)
 {
     return path == GEMM_SM90_SKINNY || path == GEMM_DIRECT;
+}
+
+// The number of splits to consider next: of many, a few more make no difference.
+static int more_splits(int path, int splits)
+{
+    return splits_in_clusters(path) ? 2 * splits : splits + 1 + splits / 16;
 }
 
 // Waves of blocks that a product takes; m and n as the kernel sees them.
@@ -96,7 +107,8 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
     if (splits > 1) // partial sums go from block to block, or through device memory
         time += splits_in_clusters(t.path)
                     ? t.split * (double)(splits - 1)
-                    : t.split + (double)(2 * sum_size * splits * p.batch * m * n) / PARTIAL_BYTES_RATE;
+                    : t.split + (double)(2 * sum_size * splits * p.batch * m * n) / PARTIAL_BYTES_RATE +
+                          ADDING_ROUND * (double)((splits - 1) / GEMM_SPLITS_IN_FLIGHT);
     const double bytes = (double)dtype_size(p.dtype) *
                          ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
                           (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
@@ -162,7 +174,7 @@ static bool is_for_one_wave(const GemmTime (&times)[COUNT], const GemmTime &t)
 
 template <int COUNT>
 static GemmPlan fastest_plan(const GemmTime (&times)[COUNT], const GemmCall &call, GemmDevice device, int only,
-                             double *microseconds = nullptr)
+                             double *microseconds)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     const bool transposes = p.dtype == CUDA_OPS_FLOAT32 && gemm_sm90_tf32_transposes_d(p);
@@ -176,7 +188,7 @@ static GemmPlan fastest_plan(const GemmTime (&times)[COUNT], const GemmCall &cal
                 continue;
             const bool transposed = swapped || (transposes && t.path == GEMM_SM90);
             const int64_t m = transposed ? p.n : p.m, n = transposed ? p.m : p.n;
-            for (int splits = 1; splits <= t.splits; splits = splits_in_clusters(t.path) ? 2 * splits : splits + 1) {
+            for (int splits = 1; splits <= t.splits; splits = more_splits(t.path, splits)) {
                 if (splits > 1 && !is_worth_splitting(t, p, m, n, splits, device))
                     break;
                 if (waves_of(t, p, m, n, splits, device) > 1 && is_for_one_wave(times, t))
@@ -190,8 +202,7 @@ static GemmPlan fastest_plan(const GemmTime (&times)[COUNT], const GemmCall &cal
             }
         }
     }
-    if (microseconds)
-        *microseconds = least;
+    *microseconds = least;
     return best;
 }
 
@@ -207,33 +218,64 @@ static bool has_long_epilogue(const GemmPlan &plan, const cuda_ops_gemm_problem 
            ceil_div(p.m, 256) * ceil_div(p.n, 128) * p.batch <= device.multiprocessors / 2;
 }
 
-// path 0: no table has a row for the problem. only: the path that is wanted, or 0.
-static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
+// By the tables. path 0: none has a row for the problem. only: the path that is wanted, or 0.
+static GemmPlan tabled_plan(const GemmCall &call, GemmDevice device, int only, double *microseconds)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     if (p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16) {
-        const GemmPlan plan = fastest_plan(HALVES_TIMES, call, device, only);
+        const GemmPlan plan = fastest_plan(HALVES_TIMES, call, device, only, microseconds);
         return has_long_epilogue(plan, p, device) ? GemmPlan{GEMM_SM90, COOPERATIVE, 1, 0, plan.group} : plan;
     }
     if (p.dtype == CUDA_OPS_FLOAT64)
-        return fastest_plan(FLOAT64_TIMES, call, device, only);
+        return fastest_plan(FLOAT64_TIMES, call, device, only, microseconds);
     if (p.dtype == CUDA_OPS_FLOAT32 && gemm_direct_uses_cores(p, device)) {
-        double direct = 0;
-        const GemmPlan plan = fastest_plan(FLOAT32_TIMES, call, device, only, &direct);
-        const bool tiled = only == 0 && gemm_simt_microseconds(p, device) < direct;
+        const GemmPlan plan = fastest_plan(FLOAT32_TIMES, call, device, only, microseconds);
+        const bool tiled = only == 0 && gemm_simt_microseconds(p, device) < *microseconds;
         return tiled ? GemmPlan{GEMM_SIMT, 0, 1, 0, 8} : plan;
     }
     if (p.dtype == CUDA_OPS_FLOAT32 && p.transpose_a && !p.transpose_b)
-        return fastest_plan(TF32_TN_TIMES, call, device, only);
+        return fastest_plan(TF32_TN_TIMES, call, device, only, microseconds);
     if (p.dtype == CUDA_OPS_FLOAT32)
-        return !p.transpose_a && p.transpose_b ? fastest_plan(TF32_NT_TIMES, call, device, only)
-                                               : fastest_plan(TF32_TIMES, call, device, only);
+        return !p.transpose_a && p.transpose_b ? fastest_plan(TF32_NT_TIMES, call, device, only, microseconds)
+                                               : fastest_plan(TF32_TIMES, call, device, only, microseconds);
     return {};
+}
+
+// padded's copies are a launch, and move each byte twice, beside what its product takes.
+static constexpr double COPY_LAUNCH = 2.0; // microseconds
+
+static GemmPlan padded_plan(const GemmCall &call, GemmDevice device, double *microseconds)
+{
+    const GemmCall product = gemm_padded_call(call);
+    double least = 0, skinny = 0;
+    GemmPlan plan = tabled_plan(product, device, GEMM_SM90, &least);
+    const GemmPlan other = tabled_plan(product, device, GEMM_SM90_SKINNY, &skinny);
+    if (other.path && (plan.path == 0 || skinny < least)) {
+        plan = other;
+        plan.tile += PADDED_SKINNY;
+        least = skinny;
+    }
+    plan.path = GEMM_PADDED;
+    *microseconds = least + COPY_LAUNCH + 2 * (double)gemm_padded_bytes(call) / BYTES_RATE;
+    return plan;
+}
+
+// path 0: nothing is known of the problem's times. only: as above.
+static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
+{
+    double least = 0, padded = 0;
+    const GemmPlan plan = tabled_plan(call, device, only, &least);
+    if ((only != 0 && only != GEMM_PADDED) || !gemm_padded_supports(call, device))
+        return plan;
+    const GemmPlan copied = padded_plan(call, device, &padded);
+    return plan.path == 0 || padded < least ? copied : plan;
 }
 
 // Whether the plan's kernel can also store the preactivation.
 static bool can_keep(const GemmPlan &plan)
 {
+    if (plan.path == GEMM_PADDED)
+        return can_keep(gemm_padded_product(plan));
     return plan.path == GEMM_SIMT || (plan.path == GEMM_SM90 && plan.splits == 1) || plan.path == GEMM_SM90_SKINNY;
 }
 
@@ -260,6 +302,11 @@ GemmPlan gemm_mma_float64_plan(const cuda_ops_gemm_problem &p, GemmDevice device
 GemmPlan gemm_direct_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan_for(without_pointers(p), device, GEMM_DIRECT);
+}
+
+GemmPlan gemm_padded_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    return plan_for(without_pointers(p), device, GEMM_PADDED);
 }
 
 // Of the bias and of D, beside A and B: the same dtype, or float32 with fp16 and bf16.
@@ -311,6 +358,8 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
         return gemm_sm90_skinny_planned(call, device, plan);
     case GEMM_DIRECT:
         return gemm_direct_planned(call, device, plan);
+    case GEMM_PADDED:
+        return gemm_padded_planned(call, device, plan);
     default:
         return path_numbered(plan.path)->launch(call, device);
     }
@@ -330,7 +379,7 @@ extern "C" int cuda_ops_gemm_path_cuda(const cuda_ops_gemm_problem *problem, int
 // The ladder's rungs that the choice never takes are reported too, since they can be forced.
 static bool is_never_chosen(int path)
 {
-    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_DIRECT;
+    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_PADDED;
 }
 
 extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem,
@@ -370,14 +419,22 @@ extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *pro
         return 0;
     const GemmCall call = without_pointers(*problem);
     const GemmDevice device = current_device();
-    // The pointers, unknown here, may be less aligned than assumed, and the call then falls to a later path.
+    if (!is_valid(call))
+        return 0;
+    // The pointers, unknown here, may be less aligned than assumed, and the call then falls to a later path. Not to
+    // padded, whose copies may be as large as the operands: it is taken for what is known here, or not at all.
     int64_t bytes = 0;
     for (const GemmPath &candidate : PATHS)
-        if ((path == CUDA_OPS_GEMM_FASTEST || path == candidate.number) && candidate.workspace && is_valid(call) &&
-            candidate.supports(call, device)) {
+        if ((path == candidate.number || (path == CUDA_OPS_GEMM_FASTEST && candidate.number != GEMM_PADDED)) &&
+            candidate.workspace && candidate.supports(call, device)) {
             const int64_t wanted = candidate.workspace(*problem, device);
             bytes = wanted > bytes ? wanted : bytes;
         }
+    if (path == CUDA_OPS_GEMM_FASTEST && gemm_padded_supports(call, device)) {
+        const GemmPlan plan = plan_for(call, device, 0);
+        const int64_t wanted = plan.path == GEMM_PADDED ? gemm_padded_planned_workspace(*problem, plan) : 0;
+        bytes = wanted > bytes ? wanted : bytes;
+    }
     return bytes;
 }
 
@@ -406,22 +463,30 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
     return status;
 }
 
-static GemmPlan internal(const cuda_ops_gemm_plan &plan)
+// The band is the choice's for that tile.
+static GemmPlan internal(const cuda_ops_gemm_problem &p, const cuda_ops_gemm_plan &plan)
 {
-    return {plan.path, plan.tile, plan.splits, plan.swapped, 8};
+    const GemmPlan found = {plan.path, plan.tile, plan.splits, plan.swapped, 8};
+    const GemmPlan product = plan.path == GEMM_PADDED ? gemm_padded_product(found) : found;
+    if (product.path == GEMM_SM90 && (p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16))
+        for (const GemmTime &t : HALVES_TIMES)
+            if (t.path == product.path && t.tile == product.tile)
+                return {plan.path, plan.tile, plan.splits, plan.swapped, band_of(p, t)};
+    return found;
 }
 
 // Whether a kernel takes a plan that the caller made (tests and the tuner).
 static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm_plan &plan)
 {
     const GemmPath *const path = path_numbered(plan.path);
+    const int kernel = plan.path == GEMM_PADDED ? gemm_padded_product(internal(call.problem, plan)).path : plan.path;
     return is_valid(call) && path && path->supports(call, device) && plan.tile >= 0 && plan.splits >= 1 &&
-           (!call.problem.preactivation || can_keep(internal(plan))) &&
-           plan.splits <= (plan.path == GEMM_MMA           ? call.problem.dtype == CUDA_OPS_FLOAT64 ? 32 : 1
-                           : plan.path == GEMM_SM90        ? 32
-                           : plan.path == GEMM_SM90_SKINNY ? 8
-                           : plan.path == GEMM_DIRECT      ? 16
-                                                           : 1);
+           (!call.problem.preactivation || can_keep(internal(call.problem, plan))) &&
+           plan.splits <= (kernel == GEMM_MMA           ? call.problem.dtype == CUDA_OPS_FLOAT64 ? 32 : 1
+                           : kernel == GEMM_SM90        ? GEMM_SM90_SPLITS
+                           : kernel == GEMM_SM90_SKINNY ? 8
+                           : kernel == GEMM_DIRECT      ? 16
+                                                        : 1);
 }
 
 extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, const cuda_ops_gemm_problem *problem,
@@ -445,9 +510,11 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
 {
     const GemmPath *const path = path_numbered(plan->path);
     if (plan->path == GEMM_MMA)
-        return gemm_mma_planned_workspace(*problem, current_device(), internal(*plan));
+        return gemm_mma_planned_workspace(*problem, current_device(), internal(*problem, *plan));
     if (plan->path == GEMM_SM90)
-        return gemm_sm90_planned_workspace(*problem, internal(*plan));
+        return gemm_sm90_planned_workspace(*problem, internal(*problem, *plan));
+    if (plan->path == GEMM_PADDED)
+        return gemm_padded_planned_workspace(*problem, internal(*problem, *plan));
     return path && path->workspace ? path->workspace(*problem, current_device()) : 0;
 }
 
@@ -461,5 +528,5 @@ extern "C" cuda_ops_status cuda_ops_gemm_planned_cuda(void *d, const void *a, co
         return CUDA_OPS_INVALID_ARGUMENT;
     if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
         return CUDA_OPS_SUCCESS;
-    return launch_planned(call, device, internal(*plan));
+    return launch_planned(call, device, internal(*problem, *plan));
 }

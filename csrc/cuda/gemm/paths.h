@@ -21,7 +21,7 @@ struct GemmCall {
 typedef Device GemmDevice;
 
 // The numbers of the paths that production takes, and of tma_wgmma (ladder/).
-enum { GEMM_SIMT = 10, GEMM_MMA, GEMM_TMA_WGMMA, GEMM_SM90, GEMM_SM90_SKINNY, GEMM_DIRECT };
+enum { GEMM_SIMT = 10, GEMM_MMA, GEMM_TMA_WGMMA, GEMM_SM90, GEMM_SM90_SKINNY, GEMM_DIRECT, GEMM_PADDED };
 
 // cuda_ops_gemm_path_cuda for any device.
 int gemm_path_on(const cuda_ops_gemm_problem &problem, GemmDevice device, int path = CUDA_OPS_GEMM_FASTEST);
@@ -54,10 +54,13 @@ static inline GemmCall exchanged(const GemmCall &call)
 
 // How a problem is done: the path, its tile's number, the splits of k, whether A and B are exchanged so that the kernel
 // makes D^T (sm90_skinny, sm90's tile of 80 columns and its pairs; for TF32 sm90 sees to it by itself), and the rows of
-// cluster tiles in a band (sm90). gemm.cu picks one by shape.
+// cluster tiles in a band (sm90). padded has sm90's tiles, and from PADDED_SKINNY on sm90_skinny's. gemm.cu picks one
+// by shape.
 struct GemmPlan {
     int path, tile, splits, swapped, group;
 };
+static constexpr int PADDED_SKINNY = 32;
+
 GemmPlan gemm_sm90_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 // Whether sm90 has the tile for the problem's dtype and storage order.
 bool gemm_sm90_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
@@ -78,12 +81,29 @@ cuda_ops_status gemm_sm90_small_tf32(const GemmCall &call, GemmDevice device, co
 int64_t gemm_sm90_tf32_bytes(const cuda_ops_gemm_problem &problem, int tile);
 bool gemm_sm90_tf32_transposes_d(const cuda_ops_gemm_problem &problem);
 
+static constexpr int GEMM_SM90_SPLITS = 128; // of k, at most
+
 // sm90_skinny's.
 GemmPlan gemm_sm90_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_sm90_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_skinny_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_skinny_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
+// padded's: the call as its product's path gets it, with its operands in the workspace (without one, only the sizes hold);
+// the bytes of those copies; and the product's plan.
+GemmCall gemm_padded_call(const GemmCall &call);
+int64_t gemm_padded_bytes(const GemmCall &call);
+GemmPlan gemm_padded_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+static inline GemmPlan gemm_padded_product(const GemmPlan &plan)
+{
+    GemmPlan product = plan;
+    product.path = plan.tile < PADDED_SKINNY ? GEMM_SM90 : GEMM_SM90_SKINNY;
+    product.tile = plan.tile % PADDED_SKINNY;
+    return product;
+}
+int64_t gemm_padded_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
+cuda_ops_status gemm_padded_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
 // direct's. float64, and float32 without TF32, run on the CUDA cores and have several tiles.
 bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &problem, GemmDevice device);
@@ -105,6 +125,7 @@ double gemm_simt_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice d
 
 // For paths that split k: split i leaves its sums, without alpha, bias and activation, at workspace[i][batch][m][n] in
 // the accumulation type; gemm_add_splits makes D of them.
+static constexpr int GEMM_SPLITS_IN_FLIGHT = 16; // whose sums a thread of gemm_add_splits loads at once
 int64_t gemm_splits_bytes(const cuda_ops_gemm_problem &problem, int64_t splits);
 cuda_ops_status gemm_add_splits(const GemmCall &call, int64_t splits);
 
@@ -141,6 +162,10 @@ Answer gemm_sm90_skinny_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_sm90_skinny(const GemmCall &call, GemmDevice device);
 Answer gemm_direct_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device);
+// 16: products whose operands TMA cannot read.
+Answer gemm_padded_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_padded_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_padded(const GemmCall &call, GemmDevice device);
 // clang-format on
 
 #endif

@@ -1,6 +1,6 @@
 // Split k: D = activation(alpha * sum over splits, in order, of partial + bias), and the preactivation where it is to
 // be kept. A thread takes four elements of a row where rows are whole fours and aligned (not in float64), else one, and
-// has the loads of eight splits in flight. Bound by memory: reads 4 bytes (float64: 8) per element and split.
+// has the loads of 16 splits in flight. Bound by memory: reads 4 bytes (float64: 8) per element and split.
 #include "common/activation.cuh"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
@@ -14,7 +14,7 @@ __global__ void gemm_add_splits_kernel(void *d, const accumulate_type<T> *partia
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<A, COUNT> Sums;
-    constexpr int IN_FLIGHT = 8;
+    constexpr int IN_FLIGHT = GEMM_SPLITS_IN_FLIGHT;
     wait_for_predecessor();
     release_successor();
     const int64_t count = p.batch * p.m * p.n;

@@ -1,6 +1,7 @@
 // linear_relu by gemm.h's Hopper kernels (linear_relu.cu has the formulas): forward is one product with bias and relu
-// in its epilogue, backward is the mask (linear_relu/mask.cu) and a product for each gradient. A product takes one
-// dtype, so that float32 weights beside fp16 or bf16 are rounded to a copy first. Bound by what bounds the products.
+// in its epilogue, backward is the mask (linear_relu/mask.cu; where rows are no whole vectors of 16 bytes, relu.cu and
+// linear.cu) and a product for each gradient. A product takes one dtype, so that float32 weights beside fp16 or bf16 are
+// rounded to a copy first. Bound by what bounds the products.
 #include "linear_relu/paths.h"
 
 #include <initializer_list>
@@ -8,6 +9,8 @@
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "cuda_ops/gemm.h"
+#include "cuda_ops/linear.h"
+#include "cuda_ops/relu.h"
 #include "gemm/paths.h"
 
 // From so many rows on, separate products are faster than the skinny path's single launch (benchmarks/notes/mnist.md).
@@ -56,16 +59,22 @@ static cuda_ops_gemm_problem weight_product(const LinearReluCall &call)
     return problem;
 }
 
+// Whether linear_relu/mask.cu takes the backward pass's mask. Otherwise relu's and linear's kernels do, of which that for
+// grad_bias has the products' dtype.
+static bool has_whole_vectors(const LinearReluCall &call)
+{
+    return call.out_features % (16 / dtype_size(call.dtype)) == 0 && is_aligned_16(call.grad_output) &&
+           is_aligned_16(call.activated);
+}
+
 Answer linear_relu_gemm_supports(const LinearReluCall &call, const Device &)
 {
     if (call.dtype == CUDA_OPS_FLOAT64)
         return no("does not take float64");
     if (call.rows == 0 || call.in_features == 0 || call.out_features == 0)
         return no("a size is zero");
-    if (call.backward && call.out_features % (16 / dtype_size(call.dtype)) != 0)
-        return no("rows of grad_output are not whole aligned vectors of 16 bytes");
-    if (call.backward && !(is_aligned_16(call.grad_output) && is_aligned_16(call.activated)))
-        return NEEDS_ALIGNMENT;
+    if (call.backward && !has_whole_vectors(call) && call.parameter_dtype != call.dtype)
+        return no("rows of grad_output are not whole aligned vectors of 16 bytes, and grad_bias is of another dtype");
     return YES;
 }
 
@@ -81,7 +90,7 @@ Answer linear_relu_gemm_is_fast(const LinearReluCall &call, const Device &device
          {product(call, call.rows, call.out_features, call.in_features, 0, 1), input_product(call),
           product(call, call.out_features, call.in_features, call.rows, 1, 0)}) {
         const int path = gemm_path_on(problem, device);
-        if (path < GEMM_TMA_WGMMA || path > GEMM_SM90_SKINNY)
+        if (path != GEMM_SM90 && path != GEMM_SM90_SKINNY && path != GEMM_PADDED)
             return no("one of the three products would not go by TMA and wgmma");
     }
     return YES;
@@ -108,7 +117,10 @@ static GemmWorkspace workspace_of(const LinearReluCall &call)
         return parts;
     }
     parts.masked = rounded_up(call.rows * call.out_features * dtype_size(call.dtype));
-    parts.partials = rounded_up(linear_relu_mask_workspace(call.rows, call.out_features));
+    // Both ways: the call's pointers, which are not known here, may be less aligned.
+    const int64_t mask = linear_relu_mask_workspace(call.rows, call.out_features),
+                  sums = cuda_ops_linear_backward_bias_workspace_cuda(call.rows, call.out_features, call.dtype);
+    parts.partials = rounded_up(mask > sums ? mask : sums);
     for (const cuda_ops_gemm_problem &problem : {input_product(call), weight_product(call)}) {
         const int64_t bytes = cuda_ops_gemm_workspace_cuda(&problem, CUDA_OPS_GEMM_FASTEST);
         parts.product = bytes > parts.product ? bytes : parts.product;
@@ -145,6 +157,20 @@ static cuda_ops_status weight_for(const LinearReluCall &call, const void **weigh
                                           : round_weight((__nv_bfloat16 *)call.workspace, call);
 }
 
+// masked and grad_bias, which may be NULL.
+static cuda_ops_status mask(const LinearReluCall &call, void *masked, void *partials)
+{
+    if (has_whole_vectors(call))
+        return linear_relu_mask(masked, call.grad_bias, partials, call.grad_output, call.activated, call.rows,
+                                call.out_features, call.dtype, call.parameter_dtype, call.stream);
+    const cuda_ops_status status = cuda_ops_relu_backward_cuda(masked, call.grad_output, call.activated,
+                                                               call.rows * call.out_features, call.dtype, call.stream);
+    if (status != CUDA_OPS_SUCCESS || !call.grad_bias)
+        return status;
+    return cuda_ops_linear_backward_bias_cuda(call.grad_bias, masked, partials, call.rows, call.out_features,
+                                              call.dtype, call.stream);
+}
+
 cuda_ops_status linear_relu_gemm(const LinearReluCall &call, const Device &)
 {
     const GemmWorkspace parts = workspace_of(call);
@@ -160,8 +186,7 @@ cuda_ops_status linear_relu_gemm(const LinearReluCall &call, const Device &)
                                   call.stream);
     }
     if (status == CUDA_OPS_SUCCESS)
-        status = linear_relu_mask(masked, call.grad_bias, partials, call.grad_output, call.activated, call.rows,
-                                  call.out_features, call.dtype, call.parameter_dtype, call.stream);
+        status = mask(call, masked, partials);
     if (status == CUDA_OPS_SUCCESS && call.grad_input) {
         const cuda_ops_gemm_problem problem = input_product(call);
         status = cuda_ops_gemm_cuda(call.grad_input, masked, weight, nullptr, space, &problem, CUDA_OPS_GEMM_FASTEST,

@@ -40,9 +40,12 @@ typedef struct cuda_ops_gemm_problem {
     cuda_ops_dtype bias_dtype;   /* dtype, or float32 with fp16 and bf16; of no meaning without a bias */
     cuda_ops_gemm_activation activation;
     int allow_tf32; /* float32 operands may be rounded to TF32; otherwise they are multiplied as they are */
+    /* Nonzero where the address of A or B is no multiple of 16 bytes: the workspace may then be for a path that copies
+     * it to one. Zero in spite of it: the product falls to a path that reads it where it is. */
+    int unaligned_a, unaligned_b;
     /* NULL, or where the kernel leaves alpha * op(A) op(B) + bias besides, stored as D is (output_dtype, ldd, stride_d)
-     * and apart from it; D is then the activation of what was stored there. The paths simt, sm90 (with k whole) and
-     * sm90_skinny can; see cuda_ops_gemm_path_cuda. */
+     * and apart from it; D is then the activation of what was stored there. The paths simt, sm90 (with k whole),
+     * sm90_skinny and padded can; see cuda_ops_gemm_path_cuda. */
     void *preactivation;
 } cuda_ops_gemm_problem;
 
@@ -60,9 +63,10 @@ cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void 
                                     const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block);
 
 /* Paths by number, which is that of their rung in the ladder: 4 (naive) to 13 (sm90: clusters, persistent), 14
- * (sm90_skinny) and 15 (direct) for skinny and small products. 62 is rung 6 with dynamic shared memory, 71 rung 7 with
+ * (sm90_skinny) and 15 (direct) for skinny and small products; and 16 (padded), no rung: 13 and 14 on copies of
+ * operands whose rows are no multiple of 16 bytes. 62 is rung 6 with dynamic shared memory, 71 rung 7 with
  * one-dimensional tiles. Zero stands for the fastest known for the problem on the current device. */
-enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 15 };
+enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 16 };
 
 /* The path that a call with `path` would take on the current device: `path` itself if it supports the problem, for
  * CUDA_OPS_GEMM_FASTEST the choice, and -1 if it does not (dtype, alignment, device) or there is none. */
@@ -84,8 +88,8 @@ cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void *b, const 
                                    const cuda_ops_gemm_problem *problem, int path, cuda_ops_stream stream);
 
 /* How a path does a problem: the number of its tile, the splits of k, and whether A and B are exchanged so that the
- * kernel makes D transposed (sm90_skinny and some tiles of sm90). For tests and for tuning: a path's own choice is
- * better. */
+ * kernel makes D transposed (sm90_skinny and some tiles of sm90). padded's tiles are sm90's, and from 32 on
+ * sm90_skinny's. For tests and for tuning: a path's own choice is better. */
 typedef struct cuda_ops_gemm_plan {
     int path, tile, splits, swapped;
 } cuda_ops_gemm_plan;

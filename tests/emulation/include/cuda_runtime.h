@@ -363,6 +363,10 @@ static inline int __popc(unsigned int value)
 {
     return __builtin_popcount(value);
 }
+static inline unsigned int __funnelshift_r(unsigned int low, unsigned int high, unsigned int shift)
+{
+    return (unsigned int)(((uint64_t)high << 32 | low) >> (shift & 31));
+}
 static inline unsigned int __byte_perm(unsigned int a, unsigned int b, unsigned int selector)
 {
     const uint64_t bytes = (uint64_t)b << 32 | a;

@@ -6,9 +6,10 @@
 // at the end. A thread loads 16 contiguous bytes along k; which k index of the instruction each element stands for is
 // free, as long as A and B agree.
 //
-// Bound by latency: a product of a microsecond or two is all start and end, and these are the shortest. Rows that are
-// no multiple of 16 bytes are loaded element by element, by the same kernel. Every tile reads its operands anew, so
-// that beyond a few hundred rows and columns the paths with larger tiles win.
+// Bound by latency: a product of a microsecond or two is all start and end, and these are the shortest. Rows along k
+// that are no multiple of 16 bytes are cut out of the aligned vectors around them (common/unaligned_vector.cuh), and
+// where k runs along columns, operands are loaded element by element. Every tile reads its operands anew, so that beyond
+// a few hundred rows and columns the paths with larger tiles win.
 #include <string.h>
 
 #include <type_traits>
@@ -16,6 +17,7 @@
 #include "common/activation.cuh"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "common/unaligned_vector.cuh"
 #include "gemm/paths.h"
 #include "ptx/cluster.cuh"
 #include "ptx/cvt.cuh"
@@ -26,10 +28,14 @@
 static constexpr int TILE = 16, WARPS = 8, THREADS = WARPS * WARP_SIZE;
 static_assert(TILE * TILE == THREADS, "a thread finishes one element");
 
+// How a line (a row of A, a column of B) is loaded: by elements, or, its k being contiguous, 16 bytes at a time, at
+// multiples of 16 bytes or at any elements.
+enum { BY_ELEMENTS, BY_VECTORS, BY_VECTORS_AROUND };
+
 struct DirectOperand {
-    const void *first;
+    const void *first, *end; // of all matrices
     int64_t lines, line_stride, k_stride, matrix_stride;
-    int vectors; // contiguous k of a line (a row of A, a column of B) may be loaded 16 bytes at a time
+    int loads;
 };
 
 struct DirectWork {
@@ -46,29 +52,41 @@ static constexpr int MOST_SPLITS = 8; // the largest cluster that every Hopper G
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-// 16 bytes of one line from `k` on: a thread's elements for two instructions.
-template <typename T>
-__device__ __forceinline__ void load_line(uint32_t (&to)[4], const DirectOperand &operand, const T *matrix,
-                                          int64_t line, int64_t k, int64_t k_end)
+// 16 bytes of one line from `k` on, a thread's elements for two instructions, on their way: use_line has them. AROUND: an
+// operand may be loaded BY_VECTORS_AROUND.
+template <typename T, bool AROUND>
+__device__ __forceinline__ VectorsAround load_line(const DirectOperand &operand, const T *matrix, int64_t line,
+                                                   int64_t k, int64_t k_end)
 {
     constexpr int COUNT = 16 / sizeof(T);
     const T *const from = matrix + line * operand.line_stride + k * operand.k_stride;
-    vector16<T> v;
-    if (operand.vectors && line < operand.lines && k + COUNT <= k_end) {
-        v = *(const vector16<T> *)from;
-    } else {
+    const bool whole = line < operand.lines && k + COUNT <= k_end;
+    VectorsAround around = {};
+    if (operand.loads == BY_VECTORS && whole)
+        around.low = *(const uint4 *)from;
+    else if (AROUND && operand.loads == BY_VECTORS_AROUND && whole &&
+             are_readable_around(from, operand.first, operand.end))
+        around = load_around(from, true);
+    else {
+        vector16<T> v;
 #pragma unroll
         for (int e = 0; e < COUNT; e++)
             v.element[e] =
                 line < operand.lines && k + e < k_end ? from[e * operand.k_stride] : store_from_accumulate<T>(0.0f);
+        memcpy(&around.low, &v, 16);
     }
-    if constexpr (sizeof(T) == 4) {
+    return around;
+}
+
+template <typename T, bool AROUND>
+__device__ __forceinline__ void use_line(uint32_t (&to)[4], const VectorsAround &around)
+{
+    const uint4 words = AROUND ? cut(around) : around.low;
+    to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+    if constexpr (sizeof(T) == 4)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            to[e] = cvt_rna_tf32(v.element[e]);
-    } else {
-        memcpy(to, &v, 16);
-    }
+            to[e] = cvt_rna_tf32(__uint_as_float(to[e]));
 }
 
 // sum (16 x 8) += a * b; a0 and a1 are of lines g and g + 8.
@@ -80,8 +98,9 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t *a0
 }
 #endif
 
-// CLUSTER: the work.splits blocks of a cluster split k. An instance of its own, since it would slow the other one down.
-template <typename T, bool CLUSTER>
+// CLUSTER: the work.splits blocks of a cluster split k. AROUND: as above. Instances of their own, since they would slow
+// the other one down.
+template <typename T, bool CLUSTER, bool AROUND>
 __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_constant__ DirectWork work)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -119,24 +138,30 @@ __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_const
         float sum[2][4] = {};
         const int step_depth = splits * WARPS * DEPTH;
         for (int64_t k = (rank * WARPS + warp) * DEPTH; k < work.k; k += step_depth * TOGETHER) {
-            uint32_t left[TOGETHER][2][4], right[TOGETHER][2][4];
+            VectorsAround left[TOGETHER][2], right[TOGETHER][2];
 #pragma unroll
             for (int step = 0; step < TOGETHER; step++) {
                 const int64_t from = k + step * step_depth + t * (DEPTH / 4);
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    load_line(left[step][half], work.a, a, m + g + 8 * half, from, work.k);
-                    load_line(right[step][half], work.b, b, n + g + 8 * half, from, work.k);
+                    left[step][half] = load_line<T, AROUND>(work.a, a, m + g + 8 * half, from, work.k);
+                    right[step][half] = load_line<T, AROUND>(work.b, b, n + g + 8 * half, from, work.k);
                 }
             }
 #pragma unroll
-            for (int step = 0; step < TOGETHER; step++)
+            for (int step = 0; step < TOGETHER; step++) {
+                uint32_t of_a[2][4], of_b[2][4];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    use_line<T, AROUND>(of_a[half], left[step][half]);
+                    use_line<T, AROUND>(of_b[half], right[step][half]);
+                }
 #pragma unroll
                 for (int part = 0; part < 4; part += 2)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        multiply_add<T>(sum[half], left[step][0] + part, left[step][1] + part,
-                                        right[step][half] + part);
+                        multiply_add<T>(sum[half], of_a[0] + part, of_a[1] + part, of_b[half] + part);
+            }
         }
 #pragma unroll
         for (int half = 0; half < 2; half++)
@@ -179,11 +204,20 @@ __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_const
 #endif
 }
 
-static DirectOperand operand_of(const void *matrix, int64_t lines, int64_t pitch, int64_t stride, bool k_major,
-                                int64_t size)
+static DirectOperand operand_of(const void *matrix, int64_t lines, int64_t k, int64_t batch, int64_t pitch,
+                                int64_t stride, bool k_major, int64_t size)
 {
-    const int vectors = k_major && is_aligned_16(matrix) && pitch * size % 16 == 0 && stride * size % 16 == 0;
-    return {matrix, lines, k_major ? pitch : 1, k_major ? 1 : pitch, stride, vectors};
+    const bool aligned = is_aligned_16(matrix) && pitch * size % 16 == 0 && stride * size % 16 == 0;
+    const int64_t last_row = (k_major ? lines : k) - 1, row = k_major ? k : lines;
+    return {matrix,
+            (const char *)matrix + ((batch - 1) * stride + last_row * pitch + row) * size,
+            lines,
+            k_major ? pitch : 1,
+            k_major ? 1 : pitch,
+            stride,
+            !k_major  ? BY_ELEMENTS
+            : aligned ? BY_VECTORS
+                      : BY_VECTORS_AROUND};
 }
 
 bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &p, GemmDevice device)
@@ -201,16 +235,24 @@ cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device)
     return gemm_direct_planned(call, device, gemm_direct_plan(call.problem, device));
 }
 
-template <typename T>
-static cuda_ops_status launch_direct(const DirectWork &work, cudaStream_t stream)
+template <typename T, bool AROUND>
+static cuda_ops_status launch_either(const DirectWork &work, cudaStream_t stream)
 {
     const int64_t blocks = work.tiles < INT32_MAX ? work.tiles : INT32_MAX;
     if (work.splits > 1)
-        launch_dependent_clusters(gemm_direct_kernel<T, true>, blocks * work.splits, THREADS, work.splits, 0, stream,
-                                  work);
+        launch_dependent_clusters(gemm_direct_kernel<T, true, AROUND>, blocks * work.splits, THREADS, work.splits, 0,
+                                  stream, work);
     else
-        launch_dependent(gemm_direct_kernel<T, false>, dim3((unsigned int)blocks), THREADS, 0, stream, work);
+        launch_dependent(gemm_direct_kernel<T, false, AROUND>, dim3((unsigned int)blocks), THREADS, 0, stream, work);
     return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status launch_direct(const DirectWork &work, cudaStream_t stream)
+{
+    return work.a.loads == BY_VECTORS_AROUND || work.b.loads == BY_VECTORS_AROUND
+               ? launch_either<T, true>(work, stream)
+               : launch_either<T, false>(work, stream);
 }
 
 cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
@@ -223,8 +265,8 @@ cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, con
         return CUDA_OPS_INVALID_ARGUMENT;
     const int64_t size = p.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
     DirectWork work = {};
-    work.a = operand_of(call.a, p.m, p.lda, p.stride_a, !p.transpose_a, size);
-    work.b = operand_of(call.b, p.n, p.ldb, p.stride_b, p.transpose_b, size);
+    work.a = operand_of(call.a, p.m, p.k, p.batch, p.lda, p.stride_a, !p.transpose_a, size);
+    work.b = operand_of(call.b, p.n, p.k, p.batch, p.ldb, p.stride_b, p.transpose_b, size);
     work.d = call.d, work.bias = call.bias;
     work.k = p.k, work.ldd = p.ldd, work.stride_d = p.stride_d;
     work.tiles_m = ceil_div(p.m, TILE), work.tiles_n = ceil_div(p.n, TILE);

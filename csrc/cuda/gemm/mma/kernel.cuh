@@ -5,6 +5,7 @@
 
 #include "common/activation.cuh"
 #include "common/common.cuh"
+#include "common/unaligned_vector.cuh"
 #include "gemm/paths.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/cvt.cuh"
@@ -33,6 +34,7 @@ struct Slice {
 
 struct MmaWork {
     const void *a, *b, *bias;
+    const void *a_end, *b_end; // behind the last element of all matrices
     void *d;
     int64_t m, n, k, lda, ldb, ldd, stride_a, stride_b, stride_d;
     int64_t tiles_m, tiles_n, batch, splits, chunk;
@@ -47,27 +49,59 @@ struct MmaWork {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-template <typename T, int LINES, bool MN_MAJOR, bool ALIGNED>
-__device__ __forceinline__ void load_slice(T *to, const T *matrix, int64_t pitch, int64_t first_line, int64_t lines,
-                                           int64_t k, int64_t k_end)
+// Where a thread's vector of a slice lies, and how many of its elements are in bounds.
+template <typename T>
+struct SlicePart {
+    const T *from;
+    T *to;
+    int valid;
+};
+
+template <typename T, int LINES, bool MN_MAJOR>
+__device__ __forceinline__ SlicePart<T> slice_part(int i, T *to, const T *matrix, int64_t pitch, int64_t first_line,
+                                                   int64_t lines, int64_t k, int64_t k_end)
 {
     typedef Slice<T, LINES, MN_MAJOR> S;
     constexpr int per_row = S::WIDTH / S::PER_VECTOR;
+    const int vector = threadIdx.x + i * THREADS, r = vector / per_row, c = vector % per_row * S::PER_VECTOR;
+    const int64_t row = (MN_MAJOR ? k : first_line) + r, column = (MN_MAJOR ? first_line : k) + c;
+    const int64_t left = (MN_MAJOR ? lines : k_end) - column;
+    const bool inside = row < (MN_MAJOR ? k_end : lines) && left > 0;
+    return {inside ? matrix + row * pitch + column : matrix, to + r * S::PITCH + c,
+            inside ? (left < S::PER_VECTOR ? (int)left : S::PER_VECTOR) : 0};
+}
+
+// [begin, end): the operand, of which `matrix` is one.
+template <typename T, int LINES, bool MN_MAJOR, bool ALIGNED>
+__device__ __forceinline__ void load_slice(T *to, const T *matrix, int64_t pitch, int64_t first_line, int64_t lines,
+                                           int64_t k, int64_t k_end, const void *begin, const void *end)
+{
+    typedef Slice<T, LINES, MN_MAJOR> S;
+    if constexpr (ALIGNED) {
 #pragma unroll
-    for (int i = 0; i < S::VECTORS; i++) {
-        const int vector = threadIdx.x + i * THREADS, r = vector / per_row, c = vector % per_row * S::PER_VECTOR;
-        const int64_t row = (MN_MAJOR ? k : first_line) + r, column = (MN_MAJOR ? first_line : k) + c;
-        const int64_t left = (MN_MAJOR ? lines : k_end) - column;
-        const bool inside = row < (MN_MAJOR ? k_end : lines) && left > 0;
-        const int valid = inside ? (left < S::PER_VECTOR ? (int)left : S::PER_VECTOR) : 0;
-        const T *const from = inside ? matrix + row * pitch + column : matrix;
-        T *const there = to + r * S::PITCH + c;
-        if constexpr (ALIGNED) {
-            cp_async<16>(shared_address(there), from, valid * (int)sizeof(T));
-        } else {
+        for (int i = 0; i < S::VECTORS; i++) {
+            const SlicePart<T> part = slice_part<T, LINES, MN_MAJOR>(i, to, matrix, pitch, first_line, lines, k, k_end);
+            cp_async<16>(shared_address(part.to), part.from, part.valid * (int)sizeof(T));
+        }
+    } else {
+        SlicePart<T> part[S::VECTORS];
+        VectorsAround around[S::VECTORS];
+        bool whole[S::VECTORS];
 #pragma unroll
-            for (int e = 0; e < S::PER_VECTOR; e++)
-                there[e] = e < valid ? from[e] : store_from_accumulate<T>(accumulate_type<T>(0));
+        for (int i = 0; i < S::VECTORS; i++) { // all loads before the first use
+            part[i] = slice_part<T, LINES, MN_MAJOR>(i, to, matrix, pitch, first_line, lines, k, k_end);
+            whole[i] = part[i].valid == S::PER_VECTOR && are_readable_around(part[i].from, begin, end);
+            around[i] = load_around(part[i].from, whole[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < S::VECTORS; i++) {
+            if (whole[i])
+                *(uint4 *)part[i].to = cut(around[i]);
+            else
+#pragma unroll
+                for (int e = 0; e < S::PER_VECTOR; e++)
+                    part[i].to[e] =
+                        e < part[i].valid ? part[i].from[e] : store_from_accumulate<T>(accumulate_type<T>(0));
         }
     }
 }
@@ -185,8 +219,9 @@ __global__ void __launch_bounds__(THREADS, 2) gemm_mma_kernel(const __grid_const
             if (step < steps) {
                 T *const stage = ring + step % C::STAGES * STAGE;
                 const int64_t k = k_begin + (int64_t)step * C::K;
-                load_slice<T, C::M, A_MN_MAJOR, ALIGNED>(stage, a, work.lda, m, work.m, k, k_end);
-                load_slice<T, C::N, B_MN_MAJOR, ALIGNED>(stage + A_SIZE, b, work.ldb, n, work.n, k, k_end);
+                load_slice<T, C::M, A_MN_MAJOR, ALIGNED>(stage, a, work.lda, m, work.m, k, k_end, work.a, work.a_end);
+                load_slice<T, C::N, B_MN_MAJOR, ALIGNED>(stage + A_SIZE, b, work.ldb, n, work.n, k, k_end, work.b,
+                                                         work.b_end);
             }
             // One group a step even where nothing is loaded, so that the number of pending groups tells the step.
             cp_async_commit_group();

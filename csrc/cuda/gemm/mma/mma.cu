@@ -3,17 +3,24 @@
 // of it in registers. cp.async brings slices of k into a four-stage pipeline in shared memory, two or three ahead of
 // the one being multiplied. 16-bit fragments are read by ldmatrix, with .trans where an operand is MN-major, 32-bit
 // ones element by element; rows are padded against bank conflicts. Takes any size, storage order, alignment and batch:
-// rows that are not 16-byte aligned are copied element by element. Where tiles do not fill the GPU, k is split, and a
-// second kernel adds the splits in order. Bound by shared memory and issue slots: fragments pass through registers,
-// which takes more shared memory traffic per flop than wgmma, and all threads spend instructions on addresses and
-// copies. Measured on an H200 against cuBLAS: bf16 4096^3 0.28 to 0.31, TF32 0.24 to 0.40 by storage order, float64
-// 2048^3 0.96.
+// rows that are not 16-byte aligned come through registers, cut out of the aligned vectors around them. Where tiles do
+// not fill the GPU, k is split, and a second kernel adds the splits in order. Bound by shared memory and issue slots:
+// fragments pass through registers, which takes more shared memory traffic per flop than wgmma, and all threads spend
+// instructions on addresses and copies. Measured on an H200 against cuBLAS: bf16 4096^3 0.28 to 0.31, TF32 0.24 to 0.40
+// by storage order, float64 2048^3 0.96.
 #include "common/aligned_vector.cuh"
 #include "gemm/mma/kernel.cuh"
 
 static bool is_aligned(const void *matrix, int64_t size, int64_t pitch, int64_t stride)
 {
     return is_aligned_16(matrix) && pitch * size % 16 == 0 && stride * size % 16 == 0;
+}
+
+// Behind the last element of an operand that is stored rows x columns.
+static const void *end_of(const void *matrix, int64_t size, int64_t rows, int64_t columns, int64_t pitch,
+                          int64_t stride, int64_t batch)
+{
+    return (const char *)matrix + ((batch - 1) * stride + (rows - 1) * pitch + columns) * size;
 }
 
 // The splits of k: as many as bring the blocks to one wave of the GPU, of at least 256 each. float64, whose tiles
@@ -68,6 +75,8 @@ cuda_ops_status gemm_mma_planned(const GemmCall &call, GemmDevice device, const 
     splits = splits > 1 ? ceil_div(p.k, chunk) : 1; // none of them empty
     MmaWork work = {};
     work.a = call.a, work.b = call.b, work.bias = call.bias, work.d = call.d;
+    work.a_end = end_of(call.a, size, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.lda, p.stride_a, p.batch);
+    work.b_end = end_of(call.b, size, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.ldb, p.stride_b, p.batch);
     work.m = p.m, work.n = p.n, work.k = p.k, work.batch = p.batch;
     work.lda = p.lda, work.ldb = p.ldb, work.ldd = p.ldd;
     work.stride_a = p.stride_a, work.stride_b = p.stride_b, work.stride_d = p.stride_d;

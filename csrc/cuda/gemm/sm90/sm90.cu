@@ -26,8 +26,9 @@ Answer gemm_sm90_supports(const GemmCall &call, GemmDevice device)
     if (p.dtype == CUDA_OPS_FLOAT32 && !p.allow_tf32)
         return GEMM_NEEDS_TF32;
     const int64_t size = p.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
-    return map_possible(call.a, size, p.transpose_a ? p.m : p.k, p.transpose_a ? p.k : p.m, p.batch, p.lda,
-                        p.stride_a) &&
+    return !p.unaligned_a && !p.unaligned_b &&
+                   map_possible(call.a, size, p.transpose_a ? p.m : p.k, p.transpose_a ? p.k : p.m, p.batch, p.lda,
+                                p.stride_a) &&
                    map_possible(call.b, size, p.transpose_b ? p.k : p.n, p.transpose_b ? p.n : p.k, p.batch, p.ldb,
                                 p.stride_b)
                ? YES

@@ -181,6 +181,39 @@ __device__ __forceinline__ int swizzled_offset(int row, int vector)
     return row * C::CHUNK_ROW + (C::CHUNK_ROW == 128 ? vector ^ (row % 8) : vector ^ (row / 2 % 4)) * 16;
 }
 
+// A buffer of store_halves to rows of D that TMA cannot write, since they do not begin at multiples of 16 bytes: two
+// elements a lane, a row or two by each warp at a time. Where a row begins at an odd element, its pairs are those one
+// element further, half of them from the next lane, and the last lane has the first and the last element.
+template <typename C>
+__device__ __forceinline__ void store_pairs(const char *buffer, const GemmWork &work, int64_t matrix, int first_row,
+                                            int first_column, int thread)
+{
+    constexpr int PAIRS = C::CHUNK / 2, ROWS = WARPGROUP / PAIRS; // of a row, and rows at once
+    static_assert(32 % PAIRS == 0 && C::GROUP_M % ROWS == 0, "whole rows a warp, and whole rounds");
+    const int pair = thread % PAIRS, left = work.n - first_column; // columns from here on
+    const int next = thread % 32 / PAIRS * PAIRS + (pair + 1) % PAIRS;
+    uint16_t *const d = (uint16_t *)work.d + matrix * work.stride_d + first_column;
+    // Loads in flight, as far as registers go.
+    constexpr int AT_ONCE = C::BLOCKS * C::N > 256 ? 2 : 8;
+#pragma unroll AT_ONCE
+    for (int row = thread / PAIRS; row < C::GROUP_M; row += ROWS) {
+        const uint32_t mine =
+            *(const uint32_t *)(buffer + swizzled_offset<C>(row, pair / 4) + pair % 4 * (int)sizeof(uint32_t));
+        const uint32_t after = __shfl_sync(FULL_WARP, mine, next);
+        uint16_t *const line = d + (first_row + row) * work.ldd;
+        const int odd = (int)((uintptr_t)line / sizeof(uint16_t) % 2), column = 2 * pair + odd;
+        const uint32_t both = odd ? __byte_perm(mine, after, 0x5432) : mine;
+        if (first_row + row >= work.m)
+            continue;
+        if (column + 1 < left && column + 1 < C::CHUNK)
+            *(uint32_t *)(line + column) = both;
+        else if (column < left)
+            line[column] = (uint16_t)both;
+        if (column + 1 == C::CHUNK && left > 0) // odd, and the last lane of the row
+            line[0] = (uint16_t)(both >> 16);
+    }
+}
+
 // 16-bit results, CHUNK columns at a time: by stmatrix into a buffer in shared memory, and from there by TMA, during
 // the next columns or the next tile's products.
 template <typename C>
@@ -218,15 +251,8 @@ __device__ __forceinline__ void store_halves(const float (&sum)[C::BLOCKS][C::N 
                 bulk_commit_group();
             }
         } else {
-            // TMA cannot write D: element by element, coalesced.
             bar_sync(1 + group, WARPGROUP);
-            T *const d = (T *)work.d + matrix * work.stride_d;
-            for (int i = thread; i < C::GROUP_M * C::CHUNK; i += WARPGROUP) {
-                const int r = i / C::CHUNK, c = i % C::CHUNK;
-                if (first_row + r < work.m && column + c < work.n)
-                    d[(first_row + r) * work.ldd + column + c] =
-                        *(const T *)(to + swizzled_offset<C>(r, c / 8) + c % 8 * 2);
-            }
+            store_pairs<C>(to, work, matrix, first_row, column, thread);
         }
     }
 }

@@ -6,42 +6,8 @@
 //     A MN, B MN  the smaller operand is transposed into the workspace, which leaves one of the first two cases; the
 //                 tiles for batches (gemm/sm90/small_tf32.cu) take A through registers, and transpose the smaller
 //                 operand, as B, in shared memory
+#include "gemm/align.h"
 #include "gemm/sm90/kernel.cuh"
-
-static constexpr int TRANSPOSE_TILE = 32, TRANSPOSE_ROWS = 8;
-
-// to[column][row] = from[row][column] for each matrix of a batch, through tiles in shared memory.
-__global__ void __launch_bounds__(TRANSPOSE_TILE *TRANSPOSE_ROWS)
-    gemm_transpose_kernel(float *to, const float *from, int64_t rows, int64_t columns, int64_t pitch, int64_t stride,
-                          int64_t to_pitch, int64_t matrices)
-{
-    __shared__ float tile[TRANSPOSE_TILE][TRANSPOSE_TILE + 1];
-    const int64_t across = ceil_div(columns, TRANSPOSE_TILE), tiles = across * ceil_div(rows, TRANSPOSE_TILE);
-    const int x = threadIdx.x % TRANSPOSE_TILE, y = threadIdx.x / TRANSPOSE_TILE;
-    wait_for_predecessor();
-    release_successor();
-    for (int64_t index = blockIdx.x; index < tiles * matrices; index += gridDim.x) {
-        const int64_t matrix = index / tiles, row = index % tiles / across * TRANSPOSE_TILE;
-        const int64_t column = index % tiles % across * TRANSPOSE_TILE;
-        const float *const in = from + matrix * stride;
-        float *const out = to + matrix * columns * to_pitch;
-#pragma unroll
-        for (int i = y; i < TRANSPOSE_TILE; i += TRANSPOSE_ROWS)
-            if (row + i < rows && column + x < columns)
-                tile[i][x] = in[(row + i) * pitch + column + x];
-        __syncthreads();
-#pragma unroll
-        for (int i = y; i < TRANSPOSE_TILE; i += TRANSPOSE_ROWS)
-            if (column + i < columns && row + x < rows)
-                out[(column + i) * to_pitch + row + x] = tile[x][i];
-        __syncthreads();
-    }
-}
-
-static int64_t pitch_of(int64_t k)
-{
-    return ceil_div(k, 4) * 4; // TMA's 16 bytes
-}
 
 static bool transposes_a(const cuda_ops_gemm_problem &p)
 {
@@ -59,31 +25,28 @@ static bool is_small(int tile)
     return tile >= 4;
 }
 
+// The copy of the smaller operand, k x lines, that makes it K-major, where neither is.
+static AlignedCopy transposing_copy(const void *operand, void *to, int64_t lines, int64_t k, int64_t batch,
+                                    int64_t pitch, int64_t stride)
+{
+    return {operand, to, k, lines, stride == 0 ? 1 : batch, pitch, stride, 4, true};
+}
+
+static AlignedCopy transposing_copy(const cuda_ops_gemm_problem &p, const void *a, const void *b, void *to)
+{
+    return transposes_a(p) ? transposing_copy(a, to, p.m, p.k, p.batch, p.lda, p.stride_a)
+                           : transposing_copy(b, to, p.n, p.k, p.batch, p.ldb, p.stride_b);
+}
+
 // Bytes of the workspace before the partial sums of the splits.
 int64_t gemm_sm90_tf32_bytes(const cuda_ops_gemm_problem &p, int tile)
 {
     if (!p.transpose_a || p.transpose_b || is_small(tile))
         return 0;
-    const int64_t lines = transposes_a(p) ? p.m : p.n;
-    const int64_t matrices = (transposes_a(p) ? p.stride_a : p.stride_b) == 0 ? 1 : p.batch;
-    return ceil_div(lines * pitch_of(p.k) * matrices * 4, 256) * 256;
+    return aligned_copy_bytes(transposing_copy(p, nullptr, nullptr, nullptr));
 }
 
 #if defined(CUDA_OPS_SM90A)
-// Makes the operand (k x lines) K-major, in the workspace.
-static cuda_ops_status transpose(const void *&operand, int64_t &pitch, int64_t &stride, float *to, int64_t lines,
-                                 int64_t k, int64_t batch, cudaStream_t stream)
-{
-    const int64_t matrices = stride == 0 ? 1 : batch,
-                  tiles = ceil_div(lines, TRANSPOSE_TILE) * ceil_div(k, TRANSPOSE_TILE) * matrices;
-    launch_dependent(gemm_transpose_kernel, dim3(clamp_grid(tiles)), TRANSPOSE_TILE * TRANSPOSE_ROWS, 0, stream, to,
-                     (const float *)operand, k, lines, pitch, stride, pitch_of(k), matrices);
-    operand = to;
-    pitch = pitch_of(k);
-    stride = stride == 0 ? 0 : lines * pitch;
-    return launch_status();
-}
-
 static cuda_ops_status launch_registers(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     // clang-format off
@@ -123,17 +86,19 @@ cuda_ops_status gemm_sm90_tf32(const GemmCall &original, GemmDevice device, cons
         return gemm_sm90_small_tf32(how.swapped ? exchanged(call) : call, device, how);
     }
     if (p.transpose_a && !p.transpose_b) {
-        const bool a = transposes_a(p);
-        const cuda_ops_status status =
-            a ? transpose(call.a, p.lda, p.stride_a, (float *)call.workspace, p.m, p.k, p.batch, call.stream)
-              : transpose(call.b, p.ldb, p.stride_b, (float *)call.workspace, p.n, p.k, p.batch, call.stream);
+        const AlignedCopy copy = transposing_copy(p, call.a, call.b, call.workspace);
+        const cuda_ops_status status = copy_aligned(&copy, 1, call.stream);
         if (status != CUDA_OPS_SUCCESS)
             return status;
-        call.workspace = (char *)call.workspace + gemm_sm90_tf32_bytes(original.problem, plan.tile);
-        if (a)
+        call.workspace = (char *)call.workspace + aligned_copy_bytes(copy);
+        const int64_t pitch = aligned_copy_pitch(copy), stride = copy.matrices == 1 ? 0 : copy.columns * pitch;
+        if (transposes_a(p)) {
+            call.a = copy.to, p.lda = pitch, p.stride_a = stride;
             p.transpose_a = 0;
-        else
+        } else {
+            call.b = copy.to, p.ldb = pitch, p.stride_b = stride;
             p.transpose_b = 1;
+        }
     }
     if (!p.transpose_a && p.transpose_b)
         return launch_shared(call, device, how);

@@ -16,6 +16,14 @@ static inline void cluster_sync_relaxed()
 {
     cluster_sync();
 }
+static inline void cluster_arrive_relaxed()
+{
+    cluster_arrive_aligned();
+}
+static inline void cluster_wait()
+{
+    cluster_wait_aligned();
+}
 
 uint32_t mapa(uint32_t address, uint32_t rank);
 template <typename T>

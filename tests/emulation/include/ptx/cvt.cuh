@@ -5,6 +5,11 @@
 #include <cuda_runtime.h>
 #include <immintrin.h>
 
+static inline uint32_t cvt_rna_tf32(float value)
+{
+    const uint32_t bits = __float_as_uint(value);
+    return value != value ? bits : (bits + 0x1000) & ~0x1fffu;
+}
 static inline float cvt_f32_f16(uint16_t bits)
 {
     return _cvtsh_ss(bits);
