@@ -168,7 +168,7 @@ static cuda_ops_status mask(const LinearReluCall &call, void *masked, void *part
     if (status != CUDA_OPS_SUCCESS || !call.grad_bias)
         return status;
     return cuda_ops_linear_backward_bias_cuda(call.grad_bias, masked, partials, call.rows, call.out_features,
-                                              call.dtype, call.stream);
+                                              call.dtype, call.parameter_dtype, call.stream);
 }
 
 cuda_ops_status linear_relu_gemm(const LinearReluCall &call, const Device &)
