@@ -63,7 +63,6 @@ def launches(text: str) -> str:
 
 def translate(text: str) -> str:
     text = text.replace("MAX_GRID = 65535", "MAX_GRID = 9")  # so that the loops over what a grid leaves are run
-    text = text.replace(" CHUNK_BYTES = 256 << 20", " CHUNK_BYTES = 64 << 10")  # and those over chunks
     text = EXTERN_SHARED.sub(r"\1 *const \2 = (\1 *)emulation::shared_memory(nullptr, 0, 0);", text)
     return launches(SHARED.sub(shared, text))
 
