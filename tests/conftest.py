@@ -13,8 +13,8 @@ import cuda_ops
 SPECS = load_specs()
 
 # Files that take longest, most of them in few tests: they begin first, so that at the end no worker waits for another.
-LONG = ["test_c_api", "test_faults", "test_gradients", "test_integration", "test_values", "test_bench"]
-LONG += ["test_emulation", "test_contributing", "test_gpt2_c", "test_mnist_c", "test_distributed", "test_sdist"]
+LONG = ["test_c_api", "test_emulation", "test_contributing", "test_distributed", "test_gpt2_c", "test_mnist_c"]
+LONG += ["test_faults", "test_bench", "test_integration", "test_values", "test_gradients", "test_doctor", "test_sdist"]
 
 
 def pytest_configure():
