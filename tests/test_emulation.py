@@ -37,7 +37,7 @@ OPS = {
     "winograd": (["conv2d/winograd"], 60),
     "attention": (
         ["attention", "attention/mma", "attention/decode", "common/paths.cu"],
-        30,
+        60,
     ),
 }
 

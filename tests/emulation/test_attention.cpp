@@ -2,6 +2,8 @@
 // and dropout, packed sequences and caches, against the CPU's kernels in double. Hopper's path is not emulated.
 #include <float.h>
 
+#include <initializer_list>
+
 #include "attention/sm90/sm90.h"
 #include "cases.h"
 #include "cuda_ops/attention.h"
@@ -82,10 +84,29 @@ static void random_mask(cuda_ops_attention &p, std::vector<double> &host, cuda_o
     p.mask = mask.data;
 }
 
+// Half of the time the path that the call gets, else any that can do it.
+static void choose_path(std::initializer_list<const void *> tensors, bool backward, bool with_grad_mask,
+                        const cuda_ops_attention &p, cuda_ops_dtype dtype)
+{
+    const char *const variable = "CUDA_OPS_ATTENTION_PATH";
+    setenv(variable, "", 1);
+    cuda_ops_reload_paths_cuda();
+    cuda_ops_path_report reports[8];
+    const int rows = cuda_ops_attention_paths_cuda(reports, 8, backward, with_grad_mask, &p, dtype, nullptr);
+    const cuda_ops_path_report &report = reports[random_below((uint64_t)rows)];
+    bool aligned = true; // as the reports take them to be, of which only one path asks
+    for (const void *const tensor : tensors)
+        aligned = aligned && (uintptr_t)tensor % 16 == 0;
+    if (one_in(2) || !report.supports || (!aligned && !strcmp(report.name, "mma")))
+        return;
+    setenv(variable, report.name, 1);
+    cuda_ops_reload_paths_cuda();
+}
+
 static int32_t *starts_of(int64_t batch, int64_t &rows, int64_t &longest)
 {
     int32_t *const starts = (int32_t *)device_memory((size_t)(4 * (batch + 1)), 0);
-    const bool all_empty = one_in(12);
+    const bool all_empty = one_in(6);
     starts[0] = one_in(3) ? (int32_t)random_in(0, 3) : 0;
     longest = 0;
     for (int64_t b = 0; b < batch; b++) {
@@ -94,6 +115,8 @@ static int32_t *starts_of(int64_t batch, int64_t &rows, int64_t &longest)
         longest = length > longest ? length : longest;
     }
     rows = starts[batch] + (one_in(3) ? random_in(0, 4) : 0);
+    // The most that one may have is no less, and may be more than any has.
+    longest += one_in(3) || (longest == 0 && one_in(2));
     return starts;
 }
 
@@ -101,9 +124,7 @@ static void attention(int64_t number)
 {
     const cuda_ops_dtype dtype = one_in(2) ? CUDA_OPS_BFLOAT16 : DTYPES[random_below(4)];
     const cuda_ops_dtype sums = dtype == CUDA_OPS_FLOAT64 ? dtype : CUDA_OPS_FLOAT32;
-    const bool packed = one_in(3), cached = !packed && one_in(3), on_cuda_cores = !cached && one_in(4);
-    setenv("CUDA_OPS_ATTENTION_PATH", on_cuda_cores ? "simt" : "", 1);
-    cuda_ops_reload_paths_cuda();
+    const bool packed = one_in(3), cached = !packed && one_in(3);
     cuda_ops_attention p = {};
     p.batch = random_in(1, 3), p.key_heads = random_in(1, 2), p.heads = p.key_heads * random_in(1, 3);
     p.queries = one_in(2) ? random_in(1, 9) : random_size(150), p.keys = random_size(200);
@@ -133,8 +154,6 @@ static void attention(int64_t number)
         p.sequences.key_starts = starts_of(p.batch, key_rows, p.keys);
         p.sequences.query_rows = query_rows, p.sequences.key_rows = key_rows;
         batch = key_batch = 1;
-        // The most that a sequence may have, if none has any.
-        p.queries += one_in(2), p.keys += one_in(2);
     } else if (cached) {
         int32_t *const lengths = (int32_t *)device_memory((size_t)(4 * p.batch), 0);
         p.sequences.new_keys = random_in(0, 2) < p.keys ? random_in(0, 1) : 0;
@@ -159,7 +178,7 @@ static void attention(int64_t number)
             for (int64_t i = 0; i < p.queries * p.keys; i++)
                 mask[i] = !one_in(4);
             p.mask = mask;
-        } else if (one_in(3)) {
+        } else if (one_in(2)) {
             p.mask_kind = CUDA_OPS_ATTENTION_MASK_ADDITIVE;
             random_mask(p, host_mask, dtype);
         }
@@ -173,7 +192,7 @@ static void attention(int64_t number)
     Pair logsumexp(batch * p.heads * query_rows, sums, false);
     describe(
         "case %lld: dtype %d, batch %lld, heads %lld of %lld, %lld queries, %lld keys, dims %lld and %lld, windows "
-        "%lld and %lld from %lld%s, cap %g%s, mask %d of dtype %d, dropout %g, %s%s",
+        "%lld and %lld from %lld%s, cap %g%s, mask %d of dtype %d, dropout %g, %s",
         (long long)number, dtype, (long long)p.batch, (long long)p.heads, (long long)p.key_heads, (long long)p.queries,
         (long long)p.keys, (long long)p.head_dim, (long long)p.value_dim, (long long)p.window_left,
         (long long)p.window_right, (long long)p.diagonal, p.sequences.bottom_right ? " at the bottom right" : "",
@@ -181,13 +200,13 @@ static void attention(int64_t number)
         packed                    ? "packed"
         : p.sequences.block_table ? "paged"
         : cached                  ? "cached"
-                                  : "dense",
-        on_cuda_cores ? ", on the CUDA cores" : "");
+                                  : "dense");
     cuda_ops_attention on_host = p;
     if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE)
         on_host.mask = host_mask.data(), on_host.mask_dtype = CUDA_OPS_FLOAT64;
     p.philox.seed = on_host.philox.seed = random_below(1 << 30);
     p.philox.offset = on_host.philox.offset = 4 * random_below(1 << 20);
+    choose_path({query.device.data, key.device.data, value.device.data, output.device.data}, false, false, p, dtype);
     const auto room_of = [](int64_t bytes) { return device_memory((size_t)bytes, 0); };
     int64_t *const state = p.dropout > 0 ? (int64_t *)room_of(16) : nullptr;
     expect_success(cuda_ops_attention_forward_cuda(
@@ -227,6 +246,9 @@ static void attention(int64_t number)
         call->grad_output = p.grad_output, call->grad_query = p.grad_query;
         call->grad_key = p.grad_key, call->grad_value = p.grad_value;
     }
+    choose_path({query.device.data, key.device.data, value.device.data, output.device.data, grad_output.device.data,
+                 grad_query.device.data, grad_key.device.data, grad_value.device.data},
+                true, with_grad_mask, q, dtype);
     expect_success(cuda_ops_attention_backward_cuda(
         grad_query.device.data, grad_key.device.data, grad_value.device.data, grad_mask_data, grad_output.device.data,
         has_logsumexp ? grad_logsumexp.device.data : nullptr, query.device.data, key.device.data, value.device.data,
