@@ -112,20 +112,20 @@ def train_gpt(settings: Settings, variant: Variant, blocks: tuple[int, int]) -> 
     windows = Windows(np.array(Characters.of(text).encode(text)), settings.recipe.length, device)
     generator = torch.Generator().manual_seed(0)
     learner = Learner(settings, "fused", initial_state(settings))
-    clip_only, gradients = learner.clip, []
+    update_only, gradients = learner.update, []
 
     def step():
         begins = world.share(torch.randint(len(windows), (batch,), generator=generator))
         return (learner.graphed_step if variant.graph else learner.step)(lambda: windows(begins))
 
-    def clip():
+    def update():
         gradients.append(digest(whole(p.grad) for p in learner.parameters))
-        return clip_only()
+        return update_only()
 
     losses = []
     for number in range(COMPARED):
         if not variant.graph:  # in which nothing can be read
-            learner.clip = clip if number < DIGESTED else clip_only
+            learner.update = update if number < DIGESTED else update_only
         losses.append(step())
     weights = digest(whole(p.detach()) for p in learner.parameters)
     losses = world.mean(torch.stack(losses).double()).tolist()

@@ -538,6 +538,15 @@ def scaling_results(size, **changes):
     return ranks
 
 
+def test_scaling_trains():
+    """Losses, digests of the first gradients, weights; the same twice."""
+    plan = {"model": "cpu-char", "device": "cpu", "batch": 2}
+    settings = scaling.gpt_settings(plan, World())
+    one, two = (scaling.train_gpt(settings, scaling.Variant("eager"), (1, 1)) for _ in range(2))
+    assert len(one["losses"]) == scaling.COMPARED and len(set(one["gradients"])) == scaling.DIGESTED
+    assert all(one[key] == two[key] for key in ("losses", "gradients", "weights", "tokens"))
+
+
 def test_scaling_compares():
     found = scaling.compare(scaling_results(1)[0], scaling_results(2, milliseconds=[6.0, 6.0, 6.0]))
     one, two = found["rows"]
