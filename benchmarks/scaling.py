@@ -132,7 +132,7 @@ def train_gpt(settings: Settings, variant: Variant, blocks: tuple[int, int]) -> 
     times = [milliseconds(step, device, blocks[1]) for _ in range(blocks[0])]
     learner.timer.collect()
     hidden = overlap(step, device) if world.size > 1 else None
-    line = timeline(step, device) if variant.graph and world.is_first else None
+    line = timeline(step, device) if variant.graph else None
     tokens = batch * settings.recipe.length
     return {
         "sequences": batch,
@@ -178,7 +178,7 @@ def train_mnist(world: World, device: torch.device, batch: int, shares: int, blo
         "milliseconds": [milliseconds(lambda: step(share), device, 10 * blocks[1]) for _ in range(blocks[0])],
         "tokens": batch,
         "nccl": overlap(lambda: step(share), device) if world.size > 1 else None,
-        "timeline": timeline(lambda: step(share), device) if world.is_first else None,
+        "timeline": timeline(lambda: step(share), device),
     }
 
 
@@ -210,7 +210,7 @@ def is_nccl(name: str) -> bool:
 
 def timeline(step, device: torch.device) -> list[tuple[int, str, float, float]] | None:
     """One step's kernels in order: stream, name, when it began and how long it took, in microseconds. None on the
-    CPU."""
+    CPU. All processes have to ask, since a step waits for all."""
     if device.type != "cuda":
         return None
     kernels = sorted(kernels_of(step, device, 1), key=lambda event: event["ts"])
@@ -288,6 +288,8 @@ def work(plan: dict, out: Path):
     found = {"rows": [], "mnist": None}
     try:
         for variant in variants(device.type, world.size):
+            if world.is_first:
+                print(f"{world.size} process(es), {variant.name}{', batch each' * variant.each}", flush=True)
             found["rows"].append({**variant.__dict__, **train_gpt(settings, variant, blocks)})
             gc.collect()
             if device.type == "cuda":
