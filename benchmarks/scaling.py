@@ -450,6 +450,17 @@ def markdown(found: dict) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def take_time_lines(found: dict) -> dict[str, list]:
+    """Those of a comparison's rows by what they are of; they are no longer in the rows then."""
+    lines = {}
+    for row in [*found["rows"], *found["mnist"]]:
+        line, size = row.pop("timeline"), found["processes"] if "efficiency" in row else 1
+        if line:
+            name = f"{row.get('name', 'MNIST CNN')}, {row['sequences']} in {size} process{'es' * (size > 1)}"
+            lines[name] = line
+    return lines
+
+
 def timeline_csv(lines: dict[str, list]) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -509,11 +520,7 @@ def run(arguments) -> int:
     found["command"] = " ".join(["python benchmarks/scaling.py", *sys.argv[1:]])
     found["table"] = table(found)
     folder = arguments.out / f"{harness.slug(found['facts']['device'])}-x{size}"
-    lines = {}
-    for row in [*found["rows"], *found["mnist"]]:
-        line, many = row.pop("timeline"), "efficiency" in row
-        if line:
-            lines[f"{row['name']}, {row['sequences']} in {size if many else 1} process{'es' if many else ''}"] = line
+    lines = take_time_lines(found)
     files = {"scaling.json": (json.dumps(found, indent=1) + "\n").encode(), "scaling.md": markdown(found).encode()}
     if lines:
         files["scaling_timeline.csv"] = timeline_csv(lines)

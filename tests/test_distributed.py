@@ -561,6 +561,16 @@ def test_scaling_compares():
 
 
 def test_scaling_writes_the_time_line():
+    found = scaling.compare(scaling_results(1, timeline=[(7, "gemm", 0.0, 2.5)])[0], scaling_results(2))
+    del found["mnist"][0]["name"]  # as the CNN's has none
+    for row in found["mnist"]:
+        row["timeline"] = [(7, "conv", 0.0, 1.0)]
+    assert list(scaling.take_time_lines(found)) == [
+        "ddp, 8 in 1 process",
+        "MNIST CNN, 8 in 1 process",
+        "MNIST CNN, 8 in 2 processes",
+    ]
+    assert all("timeline" not in row for row in [*found["rows"], *found["mnist"]])
     lines = {"GPT ddp": [(7, "gemm", 0.0, 2.5), (9, "ncclDevKernel_AllReduce", 1.0, 3.0)]}
     text = scaling.timeline_csv(lines).decode()
     assert text == (
