@@ -1,6 +1,6 @@
 """Training on one GPU against several: tokens/s, losses, the bits of gradients, and how much of NCCL is hidden.
 
-    python benchmarks/scaling.py [--processes N] [--model gpt2-124m] [--device cpu] [--quick] [--out benchmarks/results]
+    python benchmarks/scaling.py [--processes N] [--model gpt2-124m] [--device cpu] [--quick] [--graphs] [--out FOLDER]
 
 One run starts the same training in one process and, by torchrun, in N: GPT by cuda_ops.training.gpt's own step, the
 MNIST CNN by GraphedStep. Compared are
@@ -288,6 +288,8 @@ def work(plan: dict, out: Path):
     found = {"rows": [], "mnist": None}
     try:
         for variant in variants(device.type, world.size):
+            if variant.graph < plan["graphs"]:
+                continue
             if world.is_first:
                 print(f"{world.size} process(es), {variant.name}{', batch each' * variant.each}", flush=True)
             found["rows"].append({**variant.__dict__, **train_gpt(settings, variant, blocks)})
@@ -513,6 +515,9 @@ def run(arguments) -> int:
     if note:
         print(note)
     plan = {"model": model, "device": device, "batch": batch, "quick": arguments.quick, "processes": size}
+    plan["graphs"] = arguments.graphs
+    if arguments.graphs and device == "cpu":
+        raise ValueError("--graphs: there are CUDA graphs on GPUs alone")
     with tempfile.TemporaryDirectory() as folder:
         alone = start(plan, 1, Path(folder))[0]
         found = compare(alone, start(plan, size, Path(folder)))
@@ -540,6 +545,9 @@ def main() -> int:
     parser.add_argument("--model", choices=list(RECIPES), help="default: gpt2-124m on GPUs, cpu-char on the CPU")
     parser.add_argument("--batch", type=int, metavar="N", help="sequences of one process (default: the model's)")
     parser.add_argument("--quick", action="store_true", help="few samples")
+    parser.add_argument(
+        "--graphs", action="store_true", help="steps in CUDA graphs alone, without eager ones and FSDP2"
+    )
     parser.add_argument("--out", type=Path, default=RUNS, metavar="DIR", help=f"default: {RUNS}")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -356,8 +356,10 @@ def _cumsum(ask, a):
     input, dim = a["input"], a["dim"]
     # Rows where nothing lies between the elements of one.
     rows = input.dim() == 0 or input.shape[dim] <= 1 or input.stride(dim) == 1
+    # Which of the first two it is, and whether a row has parts, is a matter of lengths.
+    of_rows = "cumsum_short_rows_kernel", "cumsum_long_rows_kernel", "sum_parts_kernel"
     for name in ("forward", "gradient of input"):
-        yield ask.single(name, "cumsum.cu", f"cumsum_{'rows' if rows else 'columns'}_kernel")
+        yield ask.single(name, "cumsum.cu", *(of_rows if rows else ("cumsum_columns_kernel",)))
 
 
 def _prelu(ask, a):
@@ -678,8 +680,8 @@ class _Ask:
         return Product(product, tuple(paths), note)
 
     @staticmethod
-    def single(product, file, kernel):
-        return Product(product, (Path("the only one", f"csrc/cuda/{file}", (kernel,), True, True, True, ""),))
+    def single(product, file, *kernels):
+        return Product(product, (Path("the only one", f"csrc/cuda/{file}", kernels, True, True, True, ""),))
 
 
 # ---- The answer ---------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@
 // Bytes of the transformed images of a chunk, at most; a row of tiles is the least.
 static constexpr int64_t CHUNK_BYTES = 256 << 20, MOST_CHUNK_BYTES = 512 << 20;
 
-// The model of times, for an H200 but where it asks the device: bytes a microsecond, and microseconds to start a
-// transform. A call takes this path where that is expected to save a tenth at least.
-static constexpr double BYTES_RATE = 3e6, TRANSFORM_START = 2.5, GEMM_BYTES_NOT_HIDDEN = 0.1, WORTHWHILE = 0.9;
+// The model of times, for an H200 or H100 but where it asks the device: bytes a microsecond, and microseconds to start a
+// transform. A call takes this path where that is expected to save a twentieth at least.
+static constexpr double BYTES_RATE = 3e6, TRANSFORM_START = 1.2, GEMM_BYTES_NOT_HIDDEN = 0.1, WORTHWHILE = 0.95;
 
 // A call as one of F(tile x tile, 3 x 3).
 struct WinogradPlan {
