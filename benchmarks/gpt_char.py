@@ -8,8 +8,8 @@ every step of the training. Not timed: the first weights, the text's way to the 
 (compilation, the capture of graphs; `ready` is all of that), and the evaluation, for which contexts follow each other
 without a gap and the last one is as long as is left.
 
-The recipe was found by --search and --sweep, on the last tenth of the training text after training on the rest; the
-validation text had no part in it.
+The recipe was found by --sweep, on the last tenth of the training text after training on the rest; the validation text
+had no part in it (notes/gpt.md).
 
 python -m cuda_ops bench gpt-char                         10 seeds, of each variant [--seeds 10] [--seconds 240]
 python benchmarks/gpt_char.py --search 60                 seconds of random search around the recipe
@@ -70,7 +70,7 @@ class Recipe:
     """Steps in which it rises."""
     schedule: str = "cosine"
     """How it falls: "cosine", along half a one, or "linear"."""
-    dropout: float = 0.1
+    dropout: float = 0.0
     weight_decay: float = 0.1
     beta2: float = 0.99
     clip: float = 1.0
