@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 # synccheck as well: it finds barriers that not all threads reach.
 SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
-# What attention's kernels write by bulk copies (TMA), initcheck 2025.3 took for unwritten in kernels that read it, though
+# What attention's kernels write by bulk copies (TMA), initcheck 2025.3 took for unwritten where kernels read it, though
 # results are right; so these kernels are left to the other tools.
 UNSEEN = {"initcheck": ["--kernel-name-exclude", "kernel_substring=attention_sm90"]}
 KERNEL_CASES = [sys.executable, "-m", "support.kernel_cases"]
