@@ -8,6 +8,7 @@
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/prefetch.cuh"
+#include "common/tensor_list.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int64_t CHUNK = 2048;
@@ -74,21 +75,6 @@ __device__ __forceinline__ void adam_element(A &param, A &grad, A &exp_avg, A &e
         max_exp_avg_sq = largest;
     }
     param = param * step.decay - step.size * (exp_avg / (sqrt(largest) * step.factor + scalars.eps));
-}
-
-// Which parameter a chunk is of.
-template <typename T, typename S>
-__device__ __forceinline__ int tensor_of(const AdamList<T, S> &list, int32_t chunk)
-{
-    int tensor = 0, above = list.tensors;
-    while (above - tensor > 1) {
-        const int middle = (tensor + above) / 2;
-        if (list.first_chunk[middle] <= chunk)
-            tensor = middle;
-        else
-            above = middle;
-    }
-    return tensor;
 }
 
 template <typename T, typename S>

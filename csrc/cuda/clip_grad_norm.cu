@@ -9,6 +9,7 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "common/tensor_list.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int64_t CHUNK = 4096;
@@ -72,21 +73,6 @@ __device__ __forceinline__ double block_total(double value, double *scratch)
         __syncthreads();
         return value;
     }
-}
-
-// Which gradient a chunk is of.
-template <typename T>
-__device__ __forceinline__ int tensor_of(const GradList<T> &list, int32_t chunk)
-{
-    int tensor = 0, above = list.tensors;
-    while (above - tensor > 1) {
-        const int middle = (tensor + above) / 2;
-        if (list.first_chunk[middle] <= chunk)
-            tensor = middle;
-        else
-            above = middle;
-    }
-    return tensor;
 }
 
 // partials[block] = the sum over the block's chunks.

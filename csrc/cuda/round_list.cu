@@ -6,6 +6,7 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "common/tensor_list.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int VECTORS = 2; // of a thread, 8 elements each
@@ -22,21 +23,6 @@ struct RoundList {
     int32_t tensors, chunks;
 };
 static_assert(sizeof(RoundList<__half>) <= 4096, "kernel arguments hold 4 KB");
-
-// Which array a chunk is of.
-template <typename T>
-__device__ __forceinline__ int tensor_of(const RoundList<T> &list, int32_t chunk)
-{
-    int tensor = 0, above = list.tensors;
-    while (above - tensor > 1) {
-        const int middle = (tensor + above) / 2;
-        if (list.first_chunk[middle] <= chunk)
-            tensor = middle;
-        else
-            above = middle;
-    }
-    return tensor;
-}
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) round_list_kernel(const __grid_constant__ RoundList<T> list)

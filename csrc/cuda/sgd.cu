@@ -8,6 +8,7 @@
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/prefetch.cuh"
+#include "common/tensor_list.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int64_t CHUNK = 2048;
@@ -47,21 +48,6 @@ __device__ __forceinline__ void sgd_element(A &param, A grad, A &buffer, const S
         g = scalars.nesterov ? g + scalars.momentum * buffer : buffer;
     }
     param -= lr * g;
-}
-
-// Which parameter a chunk is of.
-template <typename T>
-__device__ __forceinline__ int tensor_of(const SgdList<T> &list, int32_t chunk)
-{
-    int tensor = 0, above = list.tensors;
-    while (above - tensor > 1) {
-        const int middle = (tensor + above) / 2;
-        if (list.first_chunk[middle] <= chunk)
-            tensor = middle;
-        else
-            above = middle;
-    }
-    return tensor;
 }
 
 template <typename T>
