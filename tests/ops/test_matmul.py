@@ -210,7 +210,9 @@ def test_forced_path(path, force, device_dtype):
 
 
 def test_the_paths_are_the_ladders_rungs():
-    assert sorted(PATHS.values()) == sorted(code for code in gemm.CODES.values() if not 30 < code < 40)
+    """But for the copy to rows that TMA reads, which is another rung's product behind it."""
+    paths = [code for name, code in PATHS.items() if name != "padded"]
+    assert sorted(paths) == sorted(code for code in gemm.CODES.values() if not 30 < code < 40)
 
 
 @pytest.mark.cuda

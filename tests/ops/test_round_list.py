@@ -34,6 +34,12 @@ def test_values(device, dtype):
     assert round_list([], dtype) == []
 
 
+def test_vmap(device):
+    (stack,) = random_tensors([(5, 3, 4)], device)
+    found = torch.func.vmap(lambda row: tuple(round_list([row, row[0]], torch.bfloat16)))(stack)
+    assert torch.equal(found[0], stack.bfloat16()) and torch.equal(found[1], stack[:, 0].bfloat16())
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_layouts(device, dtype):
     """Gaps, an address off by one element, permuted strides."""

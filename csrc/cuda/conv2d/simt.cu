@@ -404,8 +404,8 @@ static cuda_ops_status launch(const ConvCall &call, const Plan &plan)
 double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device)
 {
     // Multiply-adds of an SM in a microsecond on an H200 or H100 with two blocks, and how much longer a block takes that
-    // has an SM to itself than one of two; microseconds to start a kernel.
-    constexpr double START = 2.5, SPEED = 102e3, ALONE = 1.75;
+    // has an SM to itself than one of two; microseconds to start a kernel, and the one that adds parts.
+    constexpr double START = 2.5, PARTS_START = 1.2, SPEED = 102e3, ALONE = 1.75;
     if (device.multiprocessors < 1)
         return 0;
     const Plan plan = plan_of(call);
@@ -416,7 +416,7 @@ double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device)
     const tile &t = TILES[plan.tile];
     const double block = t.cost * (double)(WARPS * t.left) * (double)(WARP_SIZE * t.right) * (double)depth;
     const double rounds = ceil(blocks / device.multiprocessors);
-    return (p.splits > 1 ? 2 : 1) * START + (rounds == 1 ? ALONE : rounds) * block / SPEED;
+    return START + (p.splits > 1 ? PARTS_START : 0) + (rounds == 1 ? ALONE : rounds) * block / SPEED;
 }
 
 Answer conv2d_simt_supports(const ConvCall &, ConvDevice)

@@ -20,8 +20,10 @@
 static constexpr int64_t CHUNK_BYTES = 256 << 20, MOST_CHUNK_BYTES = 512 << 20;
 
 // The model of times, for an H200 or H100 but where it asks the device: bytes a microsecond, and microseconds to start a
-// transform. A call takes this path where that is expected to save a twentieth at least.
+// transform. A call takes this path where that is expected to save a twentieth and 4 microseconds at least, since more
+// launches take the host longer.
 static constexpr double BYTES_RATE = 3e6, TRANSFORM_START = 1.2, GEMM_BYTES_NOT_HIDDEN = 0.1, WORTHWHILE = 0.95;
+static constexpr double LEAST_SAVING = 4;
 
 // A call as one of F(tile x tile, 3 x 3).
 struct WinogradPlan {
@@ -179,7 +181,8 @@ Answer conv2d_winograd_is_fast(const ConvCall &call, ConvDevice device)
     // The others' memory is a half to a quarter as fast beside their multiply-adds.
     if (device.capability != 80 && device.capability != 90 && device.capability != 100)
         return no("chosen only on GPUs with high-bandwidth memory (capability 8.0, 9.0 and 10.0)");
-    return conv2d_winograd_microseconds(call, device) < WORTHWHILE * conv2d_simt_microseconds(call, device)
+    const double here = conv2d_winograd_microseconds(call, device), there = conv2d_simt_microseconds(call, device);
+    return here < WORTHWHILE * there && here + LEAST_SAVING < there
                ? YES
                : no("its transforms cost more than its products save");
 }
