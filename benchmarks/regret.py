@@ -12,9 +12,7 @@ path, and the losers.
 """
 
 import contextlib
-import csv
 import gc
-import json
 import math
 import os
 import random
@@ -358,16 +356,9 @@ def summary_of(regrets: list[float]) -> dict[str, float]:
 
 
 def summaries(rows: list[Row]) -> dict[str, dict[str, dict[str, float]]]:
-    """{by what: {its value: summary}}"""
     groups = {"all": lambda row: "all", "op": lambda row: row.op, "dtype": lambda row: row.dtype}
     groups |= {"path": lambda row: row.path}
-    found = {}
-    for name, key in groups.items():
-        regrets = defaultdict(list)
-        for row in rows:
-            regrets[key(row)].append(row.regret)
-        found[name] = {value: summary_of(some) for value, some in sorted(regrets.items())}
-    return found
+    return sweep.grouped(rows, groups, "regret", summary_of)
 
 
 def losers(rows: list[Row]) -> list[Row]:
@@ -393,20 +384,9 @@ def markdown(rows: list[Row], facts: dict[str, str]) -> str:
 
 
 def write(rows: list[Row], facts: dict[str, str], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"regret.{ending}" for ending in ("csv", "md", "json")]
-    with paths[0].open("w", newline="") as file:
-        file.writelines(f"# {name}: {value}\n" for name, value in facts.items())
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*Row.__dataclass_fields__, "regret"])
-        for row in rows:
-            values = [f"{v:.4g}" if isinstance(v, float) else v for v in asdict(row).values()]
-            writer.writerow([*values, f"{row.regret:.4f}"])
-    paths[1].write_text(markdown(rows, facts))
-    data = {"facts": facts, "aims": {"mean": MEAN, "worst": WORST}, "tables": summaries(rows)}
+    data = {"aims": {"mean": MEAN, "worst": WORST}, "tables": summaries(rows)}
     data["losers"] = [asdict(row) | {"regret": row.regret} for row in losers(rows)]
-    paths[2].write_text(json.dumps(data, indent=1) + "\n")
-    return paths
+    return sweep.write_report("regret", Row, rows, facts, ("regret", 4), markdown(rows, facts), data, folder)
 
 
 def run(device, out: Path, seed: int, count: int, dtypes: list[str] | None, seconds: float | None, quick: bool):

@@ -352,17 +352,21 @@ def summary_of(ratios: list[float]) -> dict[str, float]:
     }
 
 
-def tables_of(rows: list[Row]) -> dict[str, dict[str, dict[str, float]]]:
-    """{by what: {its value: summary}}"""
-    groups = {"all": lambda row: "all", "op": lambda row: row.op, "dtype": lambda row: row.dtype}
-    groups |= {"pass": lambda row: f"{row.op}, {row.direction}", "path": lambda row: f"{row.op}: {row.path}"}
+def grouped(rows: list, groups: dict[str, Callable], value: str, summary: Callable) -> dict[str, dict[str, dict]]:
+    """{by what: {its value: summary}}, of the rows' attribute `value`. groups: {by what: what a row's is}."""
     tables = {}
     for name, key in groups.items():
         found = defaultdict(list)
         for row in rows:
-            found[key(row)].append(row.ratio)
-        tables[name] = {value: summary_of(ratios) for value, ratios in sorted(found.items())}
+            found[key(row)].append(getattr(row, value))
+        tables[name] = {group: summary(values) for group, values in sorted(found.items())}
     return tables
+
+
+def tables_of(rows: list[Row]) -> dict[str, dict[str, dict[str, float]]]:
+    groups = {"all": lambda row: "all", "op": lambda row: row.op, "dtype": lambda row: row.dtype}
+    groups |= {"pass": lambda row: f"{row.op}, {row.direction}", "path": lambda row: f"{row.op}: {row.path}"}
+    return grouped(rows, groups, "ratio", summary_of)
 
 
 def markdown(rows: list[Row], facts: dict[str, str]) -> str:
@@ -385,20 +389,36 @@ def markdown(rows: list[Row], facts: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(rows: list[Row], facts: dict[str, str], folder: Path) -> list[Path]:
+def write_report(
+    name: str,
+    kind: type,
+    rows: list,
+    facts: dict[str, str],
+    value: tuple[str, int],
+    text: str,
+    data: dict,
+    folder: Path,
+) -> list[Path]:
+    """<name>.csv, .md and .json. A line of the first has a row's fields, which are those of `kind`, and the attribute
+    that `value` names, with so many digits."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"sweep.{ending}" for ending in ("csv", "md", "json")]
+    paths = [folder / f"{name}.{ending}" for ending in ("csv", "md", "json")]
+    column, digits = value
     with paths[0].open("w", newline="") as file:
-        file.writelines(f"# {name}: {value}\n" for name, value in facts.items())
+        file.writelines(f"# {fact}: {said}\n" for fact, said in facts.items())
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*Row.__dataclass_fields__, "ratio"])
+        writer.writerow([*kind.__dataclass_fields__, column])
         for row in rows:
-            values = [f"{v:.3g}" if isinstance(v, float) else v for v in asdict(row).values()]
-            writer.writerow([*values, f"{row.ratio:.3f}"])
-    paths[1].write_text(markdown(rows, facts))
-    data = {"facts": facts, "tables": tables_of(rows), "rows": [asdict(row) | {"ratio": row.ratio} for row in rows]}
-    paths[2].write_text(json.dumps(data, indent=1) + "\n")
+            fields = [f"{v:.{digits}g}" if isinstance(v, float) else v for v in asdict(row).values()]
+            writer.writerow([*fields, f"{getattr(row, column):.{digits}f}"])
+    paths[1].write_text(text)
+    paths[2].write_text(json.dumps({"facts": facts, **data}, indent=1) + "\n")
     return paths
+
+
+def write(rows: list[Row], facts: dict[str, str], folder: Path) -> list[Path]:
+    data = {"tables": tables_of(rows), "rows": [asdict(row) | {"ratio": row.ratio} for row in rows]}
+    return write_report("sweep", Row, rows, facts, ("ratio", 3), markdown(rows, facts), data, folder)
 
 
 def run(device, out: Path, seed: int, count: int, dtypes: list[str] | None, seconds: float | None, quick: bool) -> int:

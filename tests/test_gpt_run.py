@@ -1,10 +1,8 @@
 """python -m cuda_ops gpt: the step, the side-by-side run, and everything that can go wrong."""
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from support.devices import cuda_param
 from support.gpt import OURS, SMALL
+from support.runs import interrupted
 
 import cuda_ops
 from cuda_ops import _library
@@ -50,10 +49,6 @@ def test_matrices_alone_decay():
 
 
 # The run
-
-
-def environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 @pytest.fixture(scope="module")
@@ -244,32 +239,10 @@ def test_divergence_exits_1(quick, tmp_path, capsys):
 
 def test_ctrl_c_leaves_a_report_and_a_checkpoint(quick, tmp_path):
     """A real SIGINT to a real process, in the middle of its run; what it leaves goes on."""
-    tell = (
-        "import sys; from cuda_ops.training.gpt import learner; step = learner.Learner.step\n"
-        "def told(*a, **k):\n    print('step', file=sys.stderr, flush=True); return step(*a, **k)\n"
-        "learner.Learner.step = told\n"
-        "from cuda_ops.__main__ import main; sys.exit(main())"
-    )
     saved, out = tmp_path / "run.pt", tmp_path / "out"
     arguments = [*quick, "--steps", "10000", "--eval-every", "5000", "--save", str(saved), "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", tell, *arguments],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        steps = 0
-        for line in process.stderr:
-            steps += line == "step\n"
-            if steps == 25:
-                process.send_signal(signal.SIGINT)
-                break
-        output, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
+    status, output = interrupted("gpt.learner", "Learner", arguments, 25)
+    assert status == 130
     assert "Interrupted after" in output
     report = read(out)
     assert report["interrupted"] is True

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.devices import cuda_param
 from support.opspec import assert_close
+from support.runs import environment, interrupted
 
 import cuda_ops
 from cuda_ops import _library
@@ -31,10 +32,6 @@ QUICK = ["mnist", "--device", "cpu", "--limit", "192", "--batch-size", "32"]
 
 def read(folder):
     return json.loads((folder / "report.json").read_text())
-
-
-def environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 # The model
@@ -381,31 +378,9 @@ def test_divergence_exits_1(tmp_path, capsys):
 
 def test_ctrl_c_leaves_a_report(tmp_path):
     """A real SIGINT to a real process, in the middle of its run."""
-    tell = (
-        "import sys; from cuda_ops.training import loop; step = loop.Trainer.step\n"
-        "def told(*a, **k):\n    print('step', file=sys.stderr, flush=True); return step(*a, **k)\n"
-        "loop.Trainer.step = told\n"
-        "from cuda_ops.__main__ import main; sys.exit(main())"
-    )
     arguments = [*QUICK, "--epochs", "10000", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", tell, *arguments],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        steps = 0
-        for line in process.stderr:
-            steps += line == "step\n"
-            if steps == 35:
-                process.send_signal(signal.SIGINT)
-                break
-        output, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
+    status, output = interrupted("loop", "Trainer", arguments, 35)
+    assert status == 130
     assert "Interrupted after" in output
     report = read(tmp_path)
     assert report["interrupted"] is True
