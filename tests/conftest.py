@@ -67,6 +67,14 @@ def c_kernels(request, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def environment_of_the_specification(request, monkeypatch):
+    """A specification's calls run in the environment that it asks for."""
+    spec = request.node.callspec.params.get("spec") if hasattr(request.node, "callspec") else None
+    for name, value in (spec.environment() if spec else {}).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(autouse=True)
 def poisoned_outputs():
     """Fills what at::empty returns with NaN (integers: the largest), so that an unwritten output is seen.
 

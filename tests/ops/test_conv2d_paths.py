@@ -277,7 +277,9 @@ def test_choice_of_path(allow_tf32):
             assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else cores)
             assert path(dtype, 256, 64, 14, 3, name, groups=2) == "mma"
             assert path(dtype, 256, 64, 14, 3, name, stride=2) == "sm90"
-            assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == cores
+            # Images in the other format are copied where tensor cores save more than that takes.
+            contiguous = path(dtype, 256, 64, 14, 3, name, torch.contiguous_format)
+            assert contiguous in ((cores, "sm90") if dtype == torch.float32 else (cores,))
         assert path(dtype, 64, 256, 14, 1, "backward_weight", stride=2) == (
             "gemm_1x1" if dtype == torch.float32 else "sm90"
         )

@@ -237,6 +237,7 @@ SPEC = OpSpec(
     kernel_samples=kernel_samples,
     gradgrad=True,
     cancels=True,
+    exact_sums=True,
     # Batch_norm takes the mean, and the part along what it normalised, off the gradient of the convolution's output: in
     # weight's gradient large sums cancel.
     relative_norm={torch.float64: 1e-11, torch.float32: 1e-5},

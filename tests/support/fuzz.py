@@ -26,6 +26,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -278,6 +279,12 @@ def describe(error):
 
 
 def check(case: Case, judged=None) -> str:
+    """The case, in the environment of its specification: see `compared`."""
+    with mock.patch.dict(os.environ, case.target.spec.environment()):
+        return compared(case, judged)
+
+
+def compared(case: Case, judged=None) -> str:
     """Raises Failure, or says how the case went: compared, refused (by both) or ours (taken by ours alone)."""
     target, spec = case.target, case.target.spec
     torch.set_num_threads(case.threads)

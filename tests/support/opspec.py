@@ -126,6 +126,9 @@ class OpSpec:
     (v - E[v]) of a softmax that is all but one-hot, x - E[x] of equal x."""
     random: bool = False
     """Whether the op draws random numbers: then the tests that compare values leave it to tests of its own."""
+    exact_sums: bool = False
+    """Whether samples are of whole numbers, whose sums a kernel must not round where a later step decides by them:
+    then float32 convolutions leave Winograd's transforms out."""
     waits: bool = False
     """Whether the host waits for values, on which the sizes of results depend: no graph takes such a call."""
 
@@ -135,6 +138,10 @@ class OpSpec:
 
     stem: str = ""
     """The op's own name in its messages, where it is not that of the functional."""
+
+    def environment(self) -> dict[str, str]:
+        """What calls of it are made in, in tests that compare values."""
+        return {"CUDA_OPS_CONV2D_WINOGRAD": "0"} if self.exact_sums else {}
 
     def __repr__(self):
         return self.name
