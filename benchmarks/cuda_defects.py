@@ -152,19 +152,21 @@ DEFECTS = [
     ),
     Defect(
         310,
-        "cumsum.cu",
+        "cumsum/short_rows.cuh",
         "reverse: the first chunk's first row starts with its first vector",
         "unit.start = plan.reverse ? (count - unit.length % count) % count : 0;",
         "unit.start = 0;",
         "cumsum",
+        ("cumsum/cumsum.cu",),
     ),
     Defect(
         311,
-        "cumsum.cu",
+        "cumsum/short_rows.cuh",
         "a warp whose own rows start does not end the sums of those before",
         "before = closed[w] ? totals[w] : before + totals[w];",
         "before += totals[w];",
         "cumsum",
+        ("cumsum/cumsum.cu",),
     ),
     Defect(
         312,

@@ -359,7 +359,7 @@ def _cumsum(ask, a):
     # Which of the first two it is, and whether a row has parts, is a matter of lengths.
     of_rows = "cumsum_short_rows_kernel", "cumsum_long_rows_kernel", "sum_parts_kernel"
     for name in ("forward", "gradient of input"):
-        yield ask.single(name, "cumsum.cu", *(of_rows if rows else ("cumsum_columns_kernel",)))
+        yield ask.single(name, "cumsum/cumsum.cu", *(of_rows if rows else ("cumsum_columns_kernel",)))
 
 
 def _prelu(ask, a):

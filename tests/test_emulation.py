@@ -21,7 +21,7 @@ TENSOR_CORES = ("bfloat16", "float16", "tf32")
 OPS = {
     "permute_contiguous": (["permute_contiguous"], 60),
     "concat": (["concat.cu"], 60),
-    "cumsum": (["cumsum.cu"], 60),
+    "cumsum": (["cumsum"], 60),
     "gemm_align": (["gemm/align.cu"], 60),
     "gemm_mma": (
         ["gemm/direct/mma.cu", "gemm/mma/mma.cu", *(f"gemm/mma/{t}.cu" for t in TENSOR_CORES), "gemm/split_k.cu"],
@@ -81,7 +81,7 @@ def build(op, paths, common, folder, change=lambda path, text: text):
     translated, sources = translate(folder / "translated"), []
     for path in paths:
         sources += sorted((translated / path).glob("*.cu")) if "." not in path else [translated / path]
-    headers = [header for path in paths if "." not in path for header in sorted((translated / path).glob("*.h"))]
+    headers = [header for path in paths if "." not in path for header in sorted((translated / path).glob("*.*h"))]
     for file in sources + headers:
         file.write_text(change(file, file.read_text()))
     program = folder / f"emulated_{op}"
@@ -108,7 +108,7 @@ def test_kernels(op, common, tmp_path):
 SMALLER = {
     "scatter": {"scatter.cu": {"SLICE_BYTES = 32 << 20": "SLICE_BYTES = 512", "MOST_SLICES = 4": "MOST_SLICES = 1000"}},
     "winograd": {"winograd.cu": {" CHUNK_BYTES = 256 << 20": " CHUNK_BYTES = 64 << 10"}},
-    "cumsum": {"cumsum.cu": {"WANTED_ROW_BLOCKS = 396": "WANTED_ROW_BLOCKS = 5"}},
+    "cumsum": {"long_rows.cuh": {"WANTED_ROW_BLOCKS = 396": "WANTED_ROW_BLOCKS = 5"}},
     "reduction": {
         "reduction.h": {"LEAST_FOLDED = 128": "LEAST_FOLDED = 1", "FOLDED_ELEMENTS = 1 << 20": "FOLDED_ELEMENTS = 1"}
     },
