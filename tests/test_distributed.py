@@ -23,6 +23,7 @@ from cuda_ops.models import MnistCNN
 from cuda_ops.training import learning_rate
 from cuda_ops.training.compare import batch_order
 from cuda_ops.training.distributed import World
+from cuda_ops.training.gpt.learner import Learner
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -466,6 +467,25 @@ def test_more_processes_than_gpus(monkeypatch, capsys):
     assert "--device cuda: 2 processes need a GPU each, and there are 1: " in capsys.readouterr().err
 
 
+def test_after_an_exception_nobody_waits_for_nccl(monkeypatch):
+    """Its end would wait for the others, who wait for what this process was to send, and torchrun for all."""
+    calls, world = [], World(rank=0, size=2)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("destroyed"))
+    for backend, expected in (("nccl", []), ("gloo", ["destroyed"])):
+        monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)  # noqa: B023
+        with pytest.raises(ZeroDivisionError):
+            try:
+                print(1 // world.rank)
+            finally:
+                world.leave()
+        assert calls == expected
+        calls.clear()
+        world.leave()
+        assert calls == ["destroyed"]
+        calls.clear()
+
+
 NCCL_PROGRAM = """
 import dataclasses
 import os
@@ -509,6 +529,15 @@ def test_sums_inside_a_cuda_graph_on_one_gpu(tmp_path):
     command = [sys.executable, str(program)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0 and result.stdout == "equal\n", result.stdout + result.stderr
+
+
+def test_a_learner_is_made_on_its_device():
+    """Its first numbers are drawn there, whatever the default is."""
+    settings = scaling.gpt_settings({"model": "cpu-char", "device": "cpu", "batch": 2}, World())
+    state = scaling.initial_state(settings)
+    with torch.device("meta"):
+        learner = Learner(settings, "fused", state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in learner.model.state_dict().items())
 
 
 # benchmarks/scaling.py

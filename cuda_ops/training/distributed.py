@@ -76,15 +76,19 @@ class World:
             dist.init_process_group("gloo")
 
     def leave(self):
+        """Leaves the process group. After an exception NCCL's is left as it is: its end would wait for the sums that
+        the other processes wait in for this one, and nobody would be told of the exception. The process's own end
+        aborts them, and torchrun ends the others."""
         if self.size > 1 and dist.is_initialized():
             # A CUDA graph that holds a collective holds the communicator, whose end would wait for it for ever; after
             # an exception the frames that it has left hold graphs.
-            error = sys.exc_info()[1]
+            error = failure = sys.exc_info()[1]
             while error is not None:
                 traceback.clear_frames(error.__traceback__)
                 error = error.__cause__ or error.__context__
             gc.collect()
-            dist.destroy_process_group()
+            if failure is None or dist.get_backend() != "nccl":
+                dist.destroy_process_group()
 
     # A model.
 
