@@ -549,49 +549,94 @@ def test_overlap_of_intervals():
     assert scaling.common([(0, 1)], [(1, 2)]) == scaling.common([], [(0, 9)]) == 0
 
 
+def test_the_time_line_is_of_one_step_and_the_overlap_of_all():
+    kernels = [{"ts": 10 * i, "dur": 4, "tid": 7, "name": "void gemm<int>(int)"} for i in range(scaling.PROFILED)]
+    kernels += [{"ts": 10 * i + 3, "dur": 2, "tid": 9, "name": "ncclSum(int)"} for i in range(scaling.PROFILED)]
+    assert scaling.timeline(kernels) == [(7, "gemm<int>", 0, 4), (9, "ncclSum", 3, 2)]
+    assert scaling.overlap(kernels) == {"us": 2, "hidden_us": 1}
+    assert scaling.overlap(kernels[: scaling.PROFILED]) is None
+
+
+def test_fingerprints_tell_bits_apart():
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    x[0, 0] = 0.0
+    others = [x.clone() for _ in range(4)]
+    others[0].view(torch.int32)[6, 4] ^= 1
+    others[1][0, 0] = -0.0
+    others[2][1] = x[2]
+    others[2][2] = x[1]
+    others[3].view(torch.int32)[3, 3] ^= -(2**31)
+    found = [scaling.fingerprint([y]) for y in (x, *others)]
+    assert len(set(found)) == len(found)
+    assert scaling.fingerprint([x.t().contiguous().t()]) == found[0]
+    assert scaling.fingerprint([x, others[0]]) != scaling.fingerprint([others[0], x])
+    long = torch.zeros(scaling.CHUNK + 2, dtype=torch.bfloat16)
+    for place in (0, scaling.CHUNK, scaling.CHUNK + 1):
+        long[place] = 1
+        found.append(scaling.fingerprint([long]))
+        long[place] = 0
+    assert len(set(found)) == len(found)
+
+
 def scaling_results(size, **changes):
-    """What the processes of a run leave, of which `changes` are in the last one's first row."""
+    """What the processes of a stage leave, of which `changes` are in the last one's first row."""
     row = {
         "sequences": 8,
         "losses": [2.0, 1.5, 1.0],
         "gradients": ["a"],
         "weights": "b",
         "milliseconds": [4.0, 2.0, 3.0],
+        "timeline": None,
     }
     row |= {"tokens": 600, "nccl": None, "name": "ddp", "graph": False, "bf16_reduce": False, "each": False}
     ranks = []
     for rank in range(size):
         mine = {**row, **(changes if rank == size - 1 else {})}
-        ranks.append({"rows": [mine], "mnist": dict(row), "precision": "fp32", "length": 64, "facts": {}})
+        ranks.append({"rows": {"ddp": mine}, "mnist": dict(row), "precision": "fp32", "length": 64})
+        ranks[-1] |= {"facts": {"device": "Test GPU", "torch": "2.0", "commit": "abc1234", "date": "2026-01-01"}}
         ranks[-1] |= {"shares": dict(row), "other_device": None}
     return ranks
 
 
 def test_scaling_trains():
-    """Losses, digests of the first gradients, weights; the same twice."""
+    """Losses, fingerprints of the first gradients, weights; the same twice."""
     plan = {"model": "cpu-char", "device": "cpu", "batch": 2}
     settings = scaling.gpt_settings(plan, World())
-    one, two = (scaling.train_gpt(settings, scaling.Variant("eager"), (1, 1)) for _ in range(2))
+    state = scaling.initial_state(settings)
+    one, two = (scaling.train_gpt(settings, scaling.Variant("eager"), state, (1, 1)) for _ in range(2))
     assert len(one["losses"]) == scaling.COMPARED and len(set(one["gradients"])) == scaling.DIGESTED
     assert all(one[key] == two[key] for key in ("losses", "gradients", "weights", "tokens"))
 
 
 def test_scaling_compares():
-    found = scaling.compare(scaling_results(1)[0], scaling_results(2, milliseconds=[6.0, 6.0, 6.0]))
+    found = scaling.compare(2, scaling_results(1)[0], [scaling_results(2, milliseconds=[6.0, 6.0, 6.0])])
     one, two = found["rows"]
     assert (one["median_ms"], one["per_second"]) == (3.0, 200_000)
     assert (two["median_ms"], two["per_second"], two["efficiency"]) == (6.0, 100_000, 0.25)  # the slowest's
     assert two["loss_distance"] == 0 and two["alike"] and found["problems"] == []
     found |= {"backend": "gloo", "model": "char", "command": "scaling", "note": "A note."}
-    found["facts"] = {"device": "Test GPU", "torch": "2.0", "commit": "abc1234", "date": "2026-01-01"}
     found["table"] = scaling.table(found)
     assert found["table"][2] == ["GPT ddp", "2", "8", "6.00", "100,000", "25%", "0.0e+00", "yes", "–", "–"]
     assert "| GPT ddp | 2 | 8 |" in scaling.markdown(found) and "A note." in scaling.markdown(found)
 
 
+def test_scaling_compares_what_there_is():
+    """Without one process's results, and of those variants that all processes have finished."""
+    ranks = scaling_results(2)
+    ranks[0]["rows"]["fsdp2"] = ranks[0]["rows"]["ddp"] | {"name": "fsdp2"}
+    del ranks[1]["mnist"]
+    found = scaling.compare(2, {}, [ranks])
+    assert [row["name"] for row in found["rows"]] == ["ddp"] and found["mnist"] == [] == found["problems"]
+    assert "efficiency" not in found["rows"][0] and "loss_distance" not in found["rows"][0]
+    found["backend"] = "gloo"
+    assert scaling.table(found)[1][:2] == ["GPT ddp", "2"]
+    for rank in ranks:
+        rank["rows"]["ddp"]["losses"] = [2.0, float("nan"), 1.0]
+    assert scaling.compare(2, {}, [ranks])["problems"] == ["ddp: losses are not finite"]
+
+
 def test_scaling_writes_the_time_line():
-    found = scaling.compare(scaling_results(1, timeline=[(7, "gemm", 0.0, 2.5)])[0], scaling_results(2))
-    del found["mnist"][0]["name"]  # as the CNN's has none
+    found = scaling.compare(2, scaling_results(1, timeline=[(7, "gemm", 0.0, 2.5)])[0], [scaling_results(2)])
     for row in found["mnist"]:
         row["timeline"] = [(7, "conv", 0.0, 1.0)]
     assert list(scaling.take_time_lines(found)) == [
@@ -618,5 +663,104 @@ def test_scaling_writes_the_time_line():
     ],
 )
 def test_scaling_finds_what_is_wrong(changes, problem):
-    problems = scaling.compare(scaling_results(1)[0], scaling_results(2, **changes))["problems"]
+    problems = scaling.compare(2, scaling_results(1)[0], [scaling_results(2, **changes)])["problems"]
     assert len(problems) == 1 and problems[0].startswith(problem), problems
+
+
+def test_stages_of_scaling():
+    """Graphs and what has none are never in one process, since they would share a communicator."""
+    for device, graphs in (("cuda", False), ("cuda", True), ("cpu", False)):
+        found = scaling.stages(device, 4, graphs)
+        assert [stage.processes for stage in found] == [1, 4, 4, 4][: len(found)]
+        assert [stage.mnist for stage in found] == [True, True, False, False][: len(found)]
+        for stage in found[1:]:
+            assert len({(variant.graph, variant.parallel) for variant in stage.variants}) <= 1
+            assert len({variant.label for variant in stage.variants}) == len(stage.variants)
+    assert len(found) == 4 and not any(variant.graph for stage in found for variant in stage.variants)
+    assert all(variant.graph for stage in scaling.stages("cuda", 2, True) for variant in stage.variants)
+
+
+RANKS = """
+import os, subprocess, sys, time
+rank, folder = os.environ["RANK"], sys.argv[1]
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+open(f"{folder}/{rank}.partial", "w").write(f"{os.getpid()} {child.pid} {os.environ['WORLD_SIZE']}")
+os.rename(f"{folder}/{rank}.partial", f"{folder}/{rank}")
+if sys.argv[2] == "hangs" or rank == "0" and sys.argv[2] == "fails":
+    time.sleep(300)
+child.kill()
+sys.exit(3 if rank == "1" and sys.argv[2] == "fails" else 0)
+"""
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "way, seconds, problem",
+    [("ends", 60, None), ("hangs", 3, "it was ended after 3 s"), ("fails", 60, "process 1 has failed with status 3")],
+)
+def test_a_stage_of_scaling_is_ended_with_all_it_has_started(way, seconds, problem, tmp_path):
+    command = [sys.executable, "-c", RANKS, str(tmp_path), way]
+    begin = time.monotonic()
+    assert scaling.launch(command, 2, seconds, dict(os.environ)) == problem
+    assert time.monotonic() - begin < 50
+    pids = []
+    for rank in range(2):
+        *mine, size = (tmp_path / str(rank)).read_text().split()
+        assert size == "2"
+        pids += mine
+    deadline = time.monotonic() + 10  # whoever inherits a killed child reaps it
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, pids))
+
+
+def test_scaling_writes_after_each_stage_and_names_what_failed(tmp_path, monkeypatch, capsys):
+    seen = []
+
+    def start(plan, stage, seconds, folder):
+        written = sorted(tmp_path.rglob("scaling.json"))
+        seen.append([row["name"] for row in json.loads(written[0].read_text())["rows"]] if written else None)
+        assert seconds <= 50
+        if stage.name == "fsdp2":
+            return [], "it was ended after 50 s"
+        return scaling_results(stage.processes), None
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest's stays as it is
+    monkeypatch.setattr(scaling, "start", start)
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--device", "cpu", "--limit", "50", "--out", str(tmp_path)])
+    assert scaling.main() == 1
+    assert seen == [None, ["ddp"], ["ddp"] * 2, ["ddp"] * 2]
+    (folder,) = tmp_path.iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["scaling.json", "scaling.md"]
+    assert json.loads((folder / "scaling.json").read_text())["problems"] == ["stage fsdp2: it was ended after 50 s"]
+    assert "**stage fsdp2: it was ended after 50 s**" in (folder / "scaling.md").read_text()
+    assert "| GPT ddp | 2 |" in capsys.readouterr().out
+
+    monkeypatch.setattr(scaling, "start", lambda *_: ([], "process 0 has failed with status 1"))
+    assert scaling.main() == 2
+    assert "no stage has found anything (stage one process: process 0" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--within", "0"])
+    assert scaling.main() == 2
+    assert "stage ddp: not begun, the 0 s of --within were over" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--device", "cpu", "--limit", "0.5"])
+    assert scaling.main() == 2
+    assert "--limit 0.5: expected at least a second" in capsys.readouterr().err
+
+
+def test_a_process_of_scaling_that_stands_still_says_where(capfd):
+    now = time.time()
+    plan = {"began": now - 2, "name": "ddp", "stage": {"limit": 60.0, "ends": now + 5.5}}
+    watch = scaling.Watch(plan, World(), torch.device("cpu"))
+    watch.begin("ddp eager")
+    time.sleep(1.5)
+    watch.end()
+    out, error = capfd.readouterr()
+    assert out.strip().endswith("s  ddp: ddp eager") and float(out.split()[0]) >= 2
+    assert "Timeout" in error and "test_a_process_of_scaling_that_stands_still_says_where" in error
