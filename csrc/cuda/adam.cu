@@ -1,6 +1,7 @@
 // adam: Adam's step, or AdamW's, over a list of parameters (see adam.h).
-// One launch for the whole list, as in sgd.cu: addresses travel in the kernel's arguments, the parameters are cut into
-// chunks, and a block finds the parameter of its chunk by bisection. Bound by memory: 4 streams read and 3 written, with
+// One launch for the whole list, or for 440 parameters of it: addresses travel in the kernel's arguments, of which there
+// may be 32 KB, in shorter ones where they are few; the parameters are cut into chunks, and a block finds the parameter
+// of its chunk by bisection. Bound by memory: 4 streams read and 3 written, with
 // amsgrad 5 and 4. Where the steps are counted on the device, a kernel of one block goes ahead: it moves the counters
 // and leaves their powers in the workspace, since one in double takes as long as a chunk.
 #include "cuda_ops/adam.h"
@@ -12,7 +13,7 @@
 
 static constexpr int THREADS = 256;
 static constexpr int64_t CHUNK = 2048;
-static constexpr int MAX_TENSORS = 56;
+static constexpr int FEW_TENSORS = 56, MOST_TENSORS = 440; // of a launch
 
 // What a parameter's step depends on by its number: 1 - beta1^step and 1 / sqrt(1 - beta2^step).
 template <typename A>
@@ -20,17 +21,17 @@ struct AdamCorrections {
     A first, second;
 };
 
-template <typename T, typename S>
+template <typename T, typename S, int TENSORS>
 struct AdamList {
-    T *params[MAX_TENSORS];
-    T *grads[MAX_TENSORS];
-    S *exp_avgs[MAX_TENSORS];
-    S *exp_avg_sqs[MAX_TENSORS];
-    S *max_exp_avg_sqs[MAX_TENSORS];
-    int64_t counts[MAX_TENSORS];
-    AdamCorrections<accumulate_type<T>> corrections[MAX_TENSORS]; // unless steps are counted on the device
-    int32_t first_chunk[MAX_TENSORS];                             // of all the list's chunks, this parameter's first
-    bool aligned[MAX_TENSORS];                                    // its arrays take 16-byte loads
+    T *params[TENSORS];
+    T *grads[TENSORS];
+    S *exp_avgs[TENSORS];
+    S *exp_avg_sqs[TENSORS];
+    S *max_exp_avg_sqs[TENSORS];
+    int64_t counts[TENSORS];
+    AdamCorrections<accumulate_type<T>> corrections[TENSORS]; // unless steps are counted on the device
+    int32_t first_chunk[TENSORS];                             // of all the list's chunks, this parameter's first
+    bool aligned[TENSORS];                                    // its arrays take 16-byte loads
     int32_t tensors, chunks;
 };
 
@@ -43,7 +44,10 @@ struct AdamScalars {
     const AdamCorrections<double> *corrections; // of steps that are counted on the device
     bool device_lr_is_double, amsgrad, decoupled, maximize;
 };
-static_assert(sizeof(AdamList<double, double>) + sizeof(AdamScalars<double>) <= 4096, "kernel arguments hold 4 KB");
+static_assert(sizeof(AdamList<double, double, FEW_TENSORS>) + sizeof(AdamScalars<double>) <= 4096,
+              "short arguments have 4 KB");
+static_assert(sizeof(AdamList<double, double, MOST_TENSORS>) + sizeof(AdamScalars<double>) <= 32764,
+              "kernels' arguments have less than 32 KB");
 
 template <typename A>
 __host__ __device__ static inline AdamCorrections<A> corrections_of(double beta1, double beta2, double step)
@@ -77,9 +81,9 @@ __device__ __forceinline__ void adam_element(A &param, A &grad, A &exp_avg, A &e
     param = param * step.decay - step.size * (exp_avg / (sqrt(largest) * step.factor + scalars.eps));
 }
 
-template <typename T, typename S>
+template <typename T, typename S, int TENSORS>
 __global__ void __launch_bounds__(THREADS, 4)
-    adam_kernel(const __grid_constant__ AdamList<T, S> list,
+    adam_kernel(const __grid_constant__ AdamList<T, S, TENSORS> list,
                 const __grid_constant__ AdamScalars<accumulate_type<T>> scalars)
 {
     typedef accumulate_type<T> A;
@@ -168,8 +172,9 @@ __global__ void __launch_bounds__(THREADS, 4)
 
 // --- counters on the device -----------------------------------------------------------------------------------------
 
+template <int TENSORS>
 struct AdamCounters {
-    void *steps[MAX_TENSORS];
+    void *steps[TENSORS];
     double beta1, beta2;
     const float *found_inf;
     AdamCorrections<double> *corrections;
@@ -178,7 +183,8 @@ struct AdamCounters {
 };
 
 // One thread a parameter.
-__global__ void __launch_bounds__(MAX_TENSORS) adam_steps_kernel(const __grid_constant__ AdamCounters counters)
+template <int TENSORS>
+__global__ void __launch_bounds__(TENSORS) adam_steps_kernel(const __grid_constant__ AdamCounters<TENSORS> counters)
 {
     wait_for_predecessor();
     release_successor();
@@ -195,25 +201,25 @@ __global__ void __launch_bounds__(MAX_TENSORS) adam_steps_kernel(const __grid_co
 
 // --- launchers ------------------------------------------------------------------------------------------------------
 
-template <typename T, typename S>
-static cuda_ops_status launch(const AdamList<T, S> &list, const AdamCounters &counters,
+template <typename T, typename S, int TENSORS>
+static cuda_ops_status launch(const AdamList<T, S, TENSORS> &list, const AdamCounters<TENSORS> &counters,
                               const AdamScalars<accumulate_type<T>> &scalars, cudaStream_t stream)
 {
     if (list.tensors == 0)
         return CUDA_OPS_SUCCESS;
     if (scalars.corrections) {
-        launch_dependent(adam_steps_kernel, dim3(1), dim3(MAX_TENSORS), 0, stream, counters);
+        launch_dependent(adam_steps_kernel<TENSORS>, dim3(1), dim3(TENSORS), 0, stream, counters);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)
             return status;
     }
     if (list.chunks == 0) // parameters without elements, whose counters move all the same
         return CUDA_OPS_SUCCESS;
-    launch_dependent(adam_kernel<T, S>, clamp_grid(list.chunks), THREADS, 0, stream, list, scalars);
+    launch_dependent(adam_kernel<T, S, TENSORS>, clamp_grid(list.chunks), THREADS, 0, stream, list, scalars);
     return launch_status();
 }
 
-template <typename T, typename S>
+template <int TENSORS, typename T, typename S>
 static cuda_ops_status adam(const cuda_ops_adam_list &tensors, const cuda_ops_adam_device_scalars &device,
                             void *workspace, const cuda_ops_adam_options &options, cudaStream_t stream)
 {
@@ -236,13 +242,13 @@ static cuda_ops_status adam(const cuda_ops_adam_list &tensors, const cuda_ops_ad
     scalars.amsgrad = options.amsgrad;
     scalars.decoupled = options.decoupled;
     scalars.maximize = options.maximize;
-    AdamCounters counters = {};
+    AdamCounters<TENSORS> counters = {};
     counters.beta1 = options.beta1;
     counters.beta2 = options.beta2;
     counters.found_inf = device.found_inf;
     counters.is_double = device.step_dtype == CUDA_OPS_FLOAT64;
 
-    AdamList<T, S> list = {};
+    AdamList<T, S, TENSORS> list = {};
     int64_t launched = 0; // of the workspace's entries, those that earlier launches have
     const auto flush = [&] {
         if (tensors.device_steps)
@@ -261,7 +267,7 @@ static cuda_ops_status adam(const cuda_ops_adam_list &tensors, const cuda_ops_ad
         // Chunks are counted in 32 bits: 2^42 elements a launch.
         if (chunks > INT32_MAX - MAX_GRID)
             return CUDA_OPS_INVALID_ARGUMENT;
-        if (list.tensors == MAX_TENSORS || list.chunks > INT32_MAX - MAX_GRID - chunks) {
+        if (list.tensors == TENSORS || list.chunks > INT32_MAX - MAX_GRID - chunks) {
             const cuda_ops_status status = flush();
             if (status != CUDA_OPS_SUCCESS)
                 return status;
@@ -287,6 +293,14 @@ static cuda_ops_status adam(const cuda_ops_adam_list &tensors, const cuda_ops_ad
     return flush();
 }
 
+template <typename T, typename S>
+static cuda_ops_status adam_of(const cuda_ops_adam_list &tensors, const cuda_ops_adam_device_scalars &device,
+                               void *workspace, const cuda_ops_adam_options &options, cudaStream_t stream)
+{
+    return tensors.tensors <= FEW_TENSORS ? adam<FEW_TENSORS, T, S>(tensors, device, workspace, options, stream)
+                                          : adam<MOST_TENSORS, T, S>(tensors, device, workspace, options, stream);
+}
+
 extern "C" size_t cuda_ops_adam_workspace_cuda(int64_t tensors, int steps_on_device)
 {
     return steps_on_device ? (size_t)tensors * sizeof(AdamCorrections<double>) : 0;
@@ -303,11 +317,11 @@ extern "C" cuda_ops_status cuda_ops_adam_cuda(const cuda_ops_adam_list *list,
         return CUDA_OPS_INVALID_ARGUMENT;
     if (state_dtype != dtype) {
         if (state_dtype == CUDA_OPS_FLOAT32 && dtype == CUDA_OPS_FLOAT16)
-            return adam<__half, float>(*list, *scalars, workspace, *options, stream);
+            return adam_of<__half, float>(*list, *scalars, workspace, *options, stream);
         if (state_dtype == CUDA_OPS_FLOAT32 && dtype == CUDA_OPS_BFLOAT16)
-            return adam<__nv_bfloat16, float>(*list, *scalars, workspace, *options, stream);
+            return adam_of<__nv_bfloat16, float>(*list, *scalars, workspace, *options, stream);
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
-    CUDA_OPS_DISPATCH(dtype, T, return adam<T, T>(*list, *scalars, workspace, *options, stream));
+    CUDA_OPS_DISPATCH(dtype, T, return adam_of<T, T>(*list, *scalars, workspace, *options, stream));
     return CUDA_OPS_SUCCESS;
 }

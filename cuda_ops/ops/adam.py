@@ -281,7 +281,7 @@ class Adam(Step, torch.optim.Adam):
             sparse gradient.
         RuntimeError: on :meth:`step`, a CUDA graph is being captured without `capturable`, or before the first step.
 
-    On CUDA the step of a parameter group is one launch for each dtype and device, up to 56 parameters, and another, of
+    On CUDA the step of a parameter group is one launch for each dtype and device, up to 440 parameters, and another, of
     one block, where steps are counted on the device; more parameters take more launches. float16 and bfloat16
     parameters are updated in float32 and rounded once. Of distributed parameters (FSDP2) each process updates its
     shard.

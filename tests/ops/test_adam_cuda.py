@@ -22,10 +22,10 @@ def count_kernels(function):
     return sum("adam_kernel" in name for name in names), sum("adam_steps_kernel" in name for name in names)
 
 
-@pytest.mark.parametrize("tensors", [1, 56, 57, 148])
+@pytest.mark.parametrize("tensors", [1, 56, 57, 440, 441])
 @pytest.mark.parametrize("fused", [False, True])
 def test_launches(tensors, fused):
-    """One for 56 parameters; without counters on the device those that are empty count for nothing."""
+    """One for 440 parameters; without counters on the device those that are empty count for nothing."""
     shapes = [(7, i % 5) for i in range(tensors)]
     mine, theirs = (parameters(shapes, device="cuda", dtype=torch.float32) for _ in range(2))
     ours, native = AdamW(mine, fused=fused), torch.optim.AdamW(theirs)
@@ -35,7 +35,7 @@ def test_launches(tensors, fused):
         kernels = count_kernels(ours.step)
         native.step()
     count = tensors if fused else sum(1 for p in mine if p.numel() > 0)
-    launches = -(-count // 56)
+    launches = -(-count // 440)
     if fused and tensors == 1:  # it is empty: its counter moves
         assert kernels == (0, 1)
     else:
