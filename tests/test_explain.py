@@ -161,6 +161,14 @@ def test_what_the_size_decides():
     assert set(chosen(F.batch_norm, meta(8, 16, 7, 7), capability="9.0").values()) == {"split"}
     assert chosen(F.log_softmax, meta(8, 1000), 1, capability="9.0")["forward"] == "row"
     assert chosen(F.log_softmax, meta(8, 1000), 0, capability="9.0")["forward"] == "thread_group"
+    assert set(chosen(F.log_softmax, meta(8, 1001), 1, capability="9.0").values()) == {"unaligned_row"}
+    assert set(chosen(F.log_softmax, meta(8, 10), 1, capability="9.0").values()) == {"row"}
+    for function in (F.softmax, F.log_softmax):
+        assert set(chosen(function, meta(8, 50257), 1, capability="9.0").values()) == {"split"}
+        assert set(chosen(function, meta(2048, 50257), 1, capability="9.0").values()) == {"cluster"}
+        assert set(chosen(function, meta(2048, 50257), 1, capability="8.0").values()) == {"thread_group"}
+        assert set(chosen(function, meta(64, 50257), 1, capability="8.0").values()) == {"split"}
+        assert set(chosen(function, meta(50257, 8), 0, capability="9.0").values()) == {"split"}
     assert set(chosen(F.layer_norm, meta(8, 768), (768,), capability="9.0").values()) == {"registers"}
     assert chosen(F.layer_norm, meta(8, 8192), (8192,), capability="9.0") == {
         "forward": "registers",

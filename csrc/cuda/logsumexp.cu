@@ -85,27 +85,29 @@ __global__ void __launch_bounds__(GROUP_THREADS)
     }
 }
 
-// Columns that are rows: a group of threads each. `vectors`: input and grad_input lie alike.
+// Columns that are rows: a group of threads has a row, or, where rows are few, the part of it from blockIdx.y * part on.
+// `vectors`: input and grad_input lie alike.
 template <typename T>
 __global__ void __launch_bounds__(GROUP_THREADS)
     logsumexp_backward_kernel(T *grad_input, const T *grad_output, const T *input, const T *output, int64_t rows,
-                              int64_t cols, bool vectors, int group)
+                              int64_t cols, int64_t part, bool vectors, int group)
 {
     typedef accumulate_type<T> A;
     const int rank = threadIdx.x % group;
+    const int64_t begin = blockIdx.y * part, length = cols - begin < part ? cols - begin : part;
     for (int64_t row = global_thread_index() / group; row < rows; row += global_thread_count() / group) {
         const A g = load_as_accumulate(grad_output[row]), y = load_as_accumulate(output[row]);
-        const T *const x = input + row * cols;
-        T *const to = grad_input + row * cols;
+        const T *const x = input + row * cols + begin;
+        T *const to = grad_input + row * cols + begin;
         if (vectors) {
             const T *const inputs[1] = {x};
-            for_row(to, inputs, cols, rank, group, [&](int64_t, auto &values) {
+            for_row(to, inputs, length, rank, group, [&](int64_t, auto &values) {
 #pragma unroll
                 for (int e = 0; e < (int)(sizeof(values[0]) / sizeof(A)); e++)
                     values[0][e] = g * exp_for<T>(values[0][e] - y);
             });
         } else {
-            for (int64_t c = rank; c < cols; c += group)
+            for (int64_t c = rank; c < length; c += group)
                 to[c] = store_from_accumulate<T>(g * exp_for<T>(load_as_accumulate(x[c]) - y));
         }
     }
@@ -137,9 +139,11 @@ struct ColumnParts {
     int64_t parts, part;
 };
 
-static ColumnParts parts_of(int64_t columns, int64_t cols, int64_t inner)
+static ColumnParts parts_of(int64_t columns, int64_t cols, int64_t inner, int64_t element_bytes)
 {
-    const int64_t blocks = group_blocks(columns, choose_group(cols, inner)), shortest = inner == 1 ? 8192 : 256;
+    const int64_t blocks = group_blocks(columns, choose_group(cols, inner));
+    // Of a row what a block loads at one go.
+    const int64_t shortest = inner == 1 ? VECTORS_IN_FLIGHT * GROUP_THREADS * 16 / element_bytes : 256;
     const int64_t wanted = 2 * (int64_t)current_device().multiprocessors / blocks, most = cols / shortest;
     const int64_t parts = wanted < most ? wanted : most;
     if (parts <= 1)
@@ -153,7 +157,7 @@ extern "C" size_t cuda_ops_logsumexp_workspace_cuda(int64_t outer, int64_t cols,
 {
     if (outer == 0 || cols == 0 || inner == 0)
         return 0;
-    const ColumnParts cut = parts_of(outer * inner, cols, inner);
+    const ColumnParts cut = parts_of(outer * inner, cols, inner, dtype_size(dtype));
     const size_t state = dtype == CUDA_OPS_FLOAT64 ? sizeof(log_sum_exp<double>) : sizeof(log_sum_exp<float>);
     return cut.parts == 1 ? 0 : (size_t)(cut.parts * outer * inner) * state;
 }
@@ -163,7 +167,7 @@ static cuda_ops_status forward(T *output, void *workspace, const T *input, int64
                                cudaStream_t stream)
 {
     typedef log_sum_exp<accumulate_type<T>> State;
-    const ColumnParts cut = parts_of(columns, cols, inner);
+    const ColumnParts cut = parts_of(columns, cols, inner, sizeof(T));
     State *const states = cut.parts == 1 ? nullptr : (State *)workspace;
     const group_shape shape = choose_group(cut.part, inner, longest_of_warp(columns * cut.parts, 4));
     const dim3 grid(clamp_grid(group_blocks(columns * cut.parts, shape)));
@@ -181,9 +185,12 @@ static cuda_ops_status backward(T *grad_input, const T *grad_output, const T *in
                                 int64_t cols, int64_t inner, cudaStream_t stream)
 {
     if (inner == 1) {
-        const group_shape shape = choose_group(cols, 1, longest_of_warp(outer, 4));
-        logsumexp_backward_kernel<<<clamp_grid(group_blocks(outer, shape)), GROUP_THREADS, 0, stream>>>(
-            grad_input, grad_output, input, output, outer, cols, same_alignment(grad_input, input), shape.threads);
+        const ColumnParts cut = parts_of(outer, cols, 1, sizeof(T));
+        const group_shape shape = choose_group(cut.part, 1, longest_of_warp(outer * cut.parts, 4));
+        const dim3 grid(clamp_grid(group_blocks(outer, shape)), (unsigned int)cut.parts);
+        logsumexp_backward_kernel<<<grid, GROUP_THREADS, 0, stream>>>(grad_input, grad_output, input, output, outer,
+                                                                      cols, cut.part, same_alignment(grad_input, input),
+                                                                      shape.threads);
         return launch_status();
     }
     const RowBlocks l = row_blocks<T>(outer * cols, inner, inner,

@@ -21,16 +21,20 @@ static Tensor log_softmax_forward(const Tensor &input, int64_t dim)
     Tensor output = empty(x.sizes(), x.options());
     if (x.numel() == 0)
         return output;
-    if (x.is_cuda())
-        CUDA_OPS_LAUNCH(op, cuda_ops_log_softmax_forward_cuda(output.data_ptr(), x.const_data_ptr(), shape.outer,
-                                                              shape.cols, shape.inner, dtype, current_stream(op)));
-    else
+    if (x.is_cuda()) {
+        const Tensor workspace = workspace_if_any(x, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_log_softmax_workspace_cuda(
+                                                         0, shape.outer, shape.cols, shape.inner, dtype)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_log_softmax_forward_cuda(output.data_ptr(), pointer_to(workspace),
+                                                              x.const_data_ptr(), shape.outer, shape.cols, shape.inner,
+                                                              dtype, current_stream(op)));
+    } else {
         parallel_columns(
             op, shape, dtype,
             [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
                 return cuda_ops_log_softmax_forward_cpu(to, from, shape.cols, shape.inner, begin, end, type);
             },
             writes(output, shape.row()), reads(x, shape.row()));
+    }
     return output;
 }
 
@@ -46,17 +50,20 @@ static Tensor log_softmax_backward(const Tensor &grad_output, const Tensor &outp
     Tensor grad_input = empty(y.sizes(), y.options());
     if (y.numel() == 0)
         return grad_input;
-    if (y.is_cuda())
-        CUDA_OPS_LAUNCH(op, cuda_ops_log_softmax_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(),
-                                                               y.const_data_ptr(), shape.outer, shape.cols, shape.inner,
-                                                               dtype, current_stream(op)));
-    else
+    if (y.is_cuda()) {
+        const Tensor workspace = workspace_if_any(y, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_log_softmax_workspace_cuda(
+                                                         1, shape.outer, shape.cols, shape.inner, dtype)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_log_softmax_backward_cuda(grad_input.data_ptr(), pointer_to(workspace),
+                                                               g.const_data_ptr(), y.const_data_ptr(), shape.outer,
+                                                               shape.cols, shape.inner, dtype, current_stream(op)));
+    } else {
         parallel_columns(
             op, shape, dtype,
             [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
                 return cuda_ops_log_softmax_backward_cpu(to, grad, from, shape.cols, shape.inner, begin, end, type);
             },
             writes(grad_input, shape.row()), reads(g, shape.row()), reads(y, shape.row()));
+    }
     return grad_input;
 }
 

@@ -5,6 +5,7 @@
 
 #include "checks.h"
 #include "halves.h"
+#include "loss.h"
 
 namespace cuda_ops
 {
@@ -31,6 +32,17 @@ inline SoftmaxShape softmax_shape(const char *op, const Tensor &input, int64_t d
     for (int64_t d = 0; d < dims; d++)
         (d < wrapped ? shape.outer : d == wrapped ? shape.cols : shape.inner) *= input.size(d);
     return shape;
+}
+
+// Device memory for a launcher that mostly needs none.
+inline Tensor workspace_if_any(const Tensor &input, size_t bytes)
+{
+    return bytes > 0 ? empty_workspace(input, bytes) : Tensor();
+}
+
+inline void *pointer_to(const Tensor &workspace)
+{
+    return workspace.defined() ? workspace.data_ptr() : nullptr;
 }
 
 // Columns that a thread of the CPU takes at least.

@@ -31,7 +31,9 @@ def test_rows_of_infinities(device, cols, inner):
 
 
 # A part of a warp, a warp and a block a row, in registers and not; rows that start anywhere against 16 bytes.
-@pytest.mark.parametrize("cols", [1, 2, 9, 31, 32, 33, 100, 256, 257, 768, 1023, 1024, 1025, 4104, 5003, 33_000])
+@pytest.mark.parametrize(
+    "cols", [1, 2, 9, 31, 32, 33, 100, 256, 257, 768, 1023, 1024, 1025, 4104, 5003, 33_000, 262_145]
+)
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_rows_that_start_anywhere(device_dtype, cols, offset):
     device, dtype = device_dtype

@@ -1,6 +1,8 @@
 """softmax and masked_softmax: what is special to them beside the properties that hold for every op."""
 
+import contextlib
 import math
+import os
 
 import pytest
 import torch
@@ -8,11 +10,13 @@ from specs.masked_softmax import reference
 from support.opspec import RELATIVE_NORM, assert_close
 
 import cuda_ops
-from cuda_ops.functional import masked_softmax, softmax
+from cuda_ops._library import ops
+from cuda_ops.functional import log_softmax, masked_softmax, softmax
 
 INF, NAN = float("inf"), float("nan")
-# A part of a warp, a warp and a block a row, in registers and not.
-LENGTHS = [1, 2, 9, 31, 32, 33, 100, 256, 257, 768, 1023, 1024, 1025, 4104, 5003, 33_000, 262_144]
+# A part of a warp, a warp, a block and a cluster a row, in registers and not; a row in parts.
+LENGTHS = [1, 2, 9, 31, 32, 33, 100, 129, 256, 257, 768, 1023, 1024, 1025, 4104, 5003, 16_387, 33_000, 262_144, 524_289]
+PATHS = ["unaligned_row", "row", "split", "cluster", "thread_group"]
 
 
 @pytest.mark.parametrize("inner", [1, 3])
@@ -179,23 +183,115 @@ def test_masked_softmax_is_that_of_attention(device):
     torch.testing.assert_close(weights @ value, expected)
 
 
+@contextlib.contextmanager
+def forced(path, *names):
+    """CUDA_OPS_<NAME>_PATH for each of the ops."""
+    variables = [f"CUDA_OPS_{name}_PATH" for name in names]
+    os.environ.update(dict.fromkeys(variables, path))
+    ops.reload_paths()
+    try:
+        yield
+    finally:
+        for variable in variables:
+            del os.environ[variable]
+        ops.reload_paths()
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", ["row", "thread_group"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_forced_paths_agree(monkeypatch, path, dtype):
-    from cuda_ops._library import ops
-
+def test_forced_paths_of_masked_softmax_agree(path, dtype):
     x = torch.randn(37, 264, device="cuda", dtype=dtype)
     mask = torch.rand(264, device="cuda") > 0.2
-    exact = torch.softmax(x.cpu().double(), 1)
-    for op, function, expected in [
-        ("SOFTMAX", lambda: softmax(x, 1), exact),
-        ("MASKED_SOFTMAX", lambda: masked_softmax(x, mask), reference(x.cpu().double(), mask.cpu())),
-    ]:
-        monkeypatch.setenv(f"CUDA_OPS_{op}_PATH", path)
-        ops.reload_paths()
-        try:
-            assert_close(function(), expected, RELATIVE_NORM[dtype])
-        finally:
-            monkeypatch.delenv(f"CUDA_OPS_{op}_PATH")
-            ops.reload_paths()
+    with forced(path, "MASKED_SOFTMAX"):
+        assert_close(masked_softmax(x, mask), reference(x.cpu().double(), mask.cpu()), RELATIVE_NORM[dtype])
+
+
+def takes(path, backward, dtype, rows, cols):
+    names, _, _, _, flags = ops.softmax_paths(backward, dtype, rows, cols, 1, [])
+    return flags[names.index(path)] & 1
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("rows, cols", [(1, 37), (35, 264), (3, 1025), (5, 16_387), (2, 50_257), (3, 131_072)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_every_path(path, rows, cols, dtype):
+    """Forward and backward of both ops, twice to the same bits; results lie elsewhere within 16 bytes or not."""
+    generator = torch.Generator().manual_seed(cols)
+    for offset in (0, 1) if path in ("split", "thread_group") else (0,):
+        x, g, y = (
+            torch.randn(rows * cols + offset, generator=generator).mul(3).to("cuda", dtype)[offset:].view(rows, cols)
+            for _ in range(3)
+        )
+        for op, native in (("softmax", torch.softmax), ("log_softmax", torch.log_softmax)):
+            forward, backward = getattr(ops, f"{op}_forward"), getattr(ops, f"{op}_backward")
+            expected = native(x.cpu().double(), 1)
+            y.copy_(expected)
+            a, b = g.cpu().double(), y.cpu().double()
+            exact = b * (a - (a * b).sum(1, keepdim=True))
+            if op == "log_softmax":
+                exact = a - b.exp() * a.sum(1, keepdim=True)
+            with forced(path, op.upper()):
+                for of_gradient, function, arguments, result in (
+                    (False, forward, (x, 1), expected),
+                    (True, backward, (g, y, 1), exact),
+                ):
+                    if takes(path, of_gradient, dtype, rows, cols):
+                        actual = function(*arguments)
+                        assert_close(actual, result, RELATIVE_NORM[dtype])
+                        assert torch.equal(function(*arguments), actual)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["unaligned_row", "split", "cluster"])
+@pytest.mark.parametrize("cols", [257, 16_385, 40_003])
+def test_rows_of_infinities_by_every_path(path, cols):
+    if path == "unaligned_row" and cols > 16_385:
+        return
+    rows = torch.linspace(-1, 1, cols, dtype=torch.float64).repeat(12, 1)
+    for row, column in enumerate((0, cols // 2, cols - 1)):
+        rows[3 * row, column], rows[3 * row + 1, column], rows[3 * row + 2, column] = NAN, INF, -INF
+    rows[9], rows[10], rows[11, :-1] = -INF, INF, -INF
+    with forced(path, "SOFTMAX", "LOG_SOFTMAX"):
+        for function, native in ((softmax, torch.softmax), (log_softmax, torch.log_softmax)):
+            assert_close(function(rows.to("cuda", torch.float32), 1), native(rows.float().double(), 1), 2e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape, dim", [((40_001, 3), 0), ((1, 70_001, 5), 1), ((2, 9000, 33), 1), ((5, 3, 50_257), 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_and_few_along_any_dimension(shape, dim, dtype):
+    x, g = (torch.randn(shape, generator=torch.Generator().manual_seed(i)).to("cuda", dtype) for i in range(2))
+    for name, native in (("softmax", torch.softmax), ("log_softmax", torch.log_softmax)):
+        y = getattr(ops, f"{name}_forward")(x, dim)
+        assert_close(y, native(x.cpu().double(), dim), RELATIVE_NORM[dtype])
+        grad = getattr(ops, f"{name}_backward")(g, y, dim)
+        a, b = g.cpu().double(), y.cpu().double()
+        exact = b * (a - (a * b).sum(dim, keepdim=True))
+        if name == "log_softmax":
+            exact = a - b.exp() * a.sum(dim, keepdim=True)
+        assert_close(grad, exact, RELATIVE_NORM[dtype])
+        transposed = x.transpose(0, dim).contiguous().transpose(0, dim)  # read as it lies, after a copy
+        assert torch.equal(getattr(ops, f"{name}_forward")(transposed, dim), y)
+
+
+@pytest.mark.cuda
+def test_more_rows_than_a_grid_has_blocks():
+    for rows, cols in ((600_000, 37), (70_000, 1025)):
+        x = torch.randn(rows, cols, device="cuda")
+        for part in (slice(0, 100), slice(rows - 100, rows)):
+            assert_close(softmax(x, 1)[part], torch.softmax(x[part].cpu().double(), 1), 2e-6)
+
+
+@pytest.mark.cuda
+def test_more_elements_than_32_bits_count():
+    rows, cols = 32_769, 65_537
+    if torch.cuda.mem_get_info()[0] < 4 * rows * cols * 2:
+        pytest.skip("needs 18 GB of device memory")
+    x = torch.randn(rows, cols, device="cuda", dtype=torch.bfloat16)
+    y = softmax(x, 1)
+    grad = ops.softmax_backward(x, y, 1)
+    a, b = x[-2:].cpu().double(), y[-2:].cpu().double()
+    assert_close(y[-2:], torch.softmax(a, 1), RELATIVE_NORM[torch.bfloat16])
+    assert_close(grad[-2:], b * (a - (a * b).sum(1, keepdim=True)), RELATIVE_NORM[torch.bfloat16])

@@ -3,57 +3,18 @@
 //                output)) * scale
 //   log_softmax: output = (input - max) - log(sum(exp(input - max))); grad_input = grad_output - exp(output) *
 //                sum(grad_output)
-// Rows (inner = 1) that fit into the registers of 32 to 1024 threads are read once, by 16-byte loads, and kept there;
-// so are rows of up to 32 elements by eight threads, and of up to 256 that are not aligned by sixteen, one element a
+// Rows (inner = 1) of whole aligned vectors that fit into the registers of 32 to 1024 threads are read once, by 16-byte
+// loads, and kept there; so are rows of up to 32 elements by eight threads, and of up to 256 by sixteen, one element a
 // load. Everything else goes to a group of threads (common/thread_group.cuh) a column, which it reads twice: once for
-// the largest and the sum at one go (the sum is rescaled when a larger element turns up), once, mostly from cache, to
-// write the result; rows by 16-byte pieces, wherever they start (rows.cuh). Bound by memory: one read, one write
-// forward; two reads, one write backward.
+// the largest and the sum at one go (the sum is rescaled when a larger element turns up), once, from cache where columns
+// are short, to write the result; rows by 16-byte pieces, wherever they start (rows.cuh). Paths for other rows and for
+// few columns are in softmax/. Bound by memory: one read, one write forward; two reads, one write backward.
 #ifndef CUDA_OPS_COMMON_SOFTMAX_CUH
 #define CUDA_OPS_COMMON_SOFTMAX_CUH
 
 #include "common/aligned_vector.cuh"
-#include "common/paths.h"
-#include "common/thread_group.cuh"
-
-// What an exponential is divided by, as a factor, or its logarithm. NaN where an element is +inf.
-template <bool LOG, typename A>
-__device__ __forceinline__ A softmax_divisor(log_sum_exp<A> state)
-{
-    if constexpr (LOG)
-        return log_of_sum(state);
-    else
-        return state.maximum == A(CUDART_INF) ? A(CUDART_NAN) : A(1) / state.sum;
-}
-
-// In a column of -inf alone the subtraction of the maximum gives NaN.
-template <bool LOG, typename T>
-__device__ __forceinline__ accumulate_type<T> softmax_of(accumulate_type<T> x, accumulate_type<T> maximum,
-                                                         accumulate_type<T> divisor)
-{
-    if constexpr (LOG)
-        return (x - maximum) - divisor;
-    else
-        return exp_for<T>(x - maximum) * divisor;
-}
-
-// What the gradient sums up, and the gradient.
-template <bool LOG, typename A>
-__device__ __forceinline__ A softmax_summand(A grad_output, A output)
-{
-    return LOG ? grad_output : grad_output * output;
-}
-
-template <bool LOG, typename T>
-__device__ __forceinline__ accumulate_type<T> softmax_gradient(accumulate_type<T> grad_output,
-                                                               accumulate_type<T> output, accumulate_type<T> sum,
-                                                               accumulate_type<T> scale)
-{
-    if constexpr (LOG)
-        return grad_output - exp_for<T>(output) * sum;
-    else
-        return output * (grad_output - sum) * scale;
-}
+#include "softmax/arithmetic.cuh"
+#include "softmax/paths.h"
 
 // `vectors`: columns are rows, and the arrays lie alike.
 template <bool LOG, typename T, int GROUP, bool STRIDED>
@@ -406,17 +367,6 @@ static cuda_ops_status backward_group(T *grad_input, const T *grad_output, const
                                              (accumulate_type<T>)scale));
     return launch_status();
 }
-
-// One pass as a launcher gets it; a is output or grad_input, b input or grad_output, c backward's output.
-struct SoftmaxCall {
-    bool backward;
-    void *a;
-    const void *b, *c;
-    int64_t columns, cols, inner;
-    double scale; // of grad_input
-    cuda_ops_dtype dtype;
-    cudaStream_t stream;
-};
 
 static Answer softmax_row_supports(const SoftmaxCall &call, const Device &)
 {

@@ -2,11 +2,13 @@
  *
  *   input, output, grad_output, grad_input: [outer, cols, inner], dense, of the same dtype
  *   output may be input, and grad_input may be grad_output or output
- *   no workspace
+ *   workspace: see the query for it; none on the CPU
  * A column (see loss.h) with a NaN or +inf in it, or of -inf alone, is NaN throughout.
  */
 #ifndef CUDA_OPS_SOFTMAX_H
 #define CUDA_OPS_SOFTMAX_H
+
+#include <stddef.h>
 
 #include "cuda_ops/core.h"
 #include "cuda_ops/paths.h"
@@ -23,11 +25,14 @@ cuda_ops_status cuda_ops_softmax_backward_cpu(void *grad_input, const void *grad
                                               double scale, int64_t cols, int64_t inner, int64_t begin, int64_t end,
                                               cuda_ops_dtype dtype);
 
-cuda_ops_status cuda_ops_softmax_forward_cuda(void *output, const void *input, int64_t outer, int64_t cols,
-                                              int64_t inner, cuda_ops_dtype dtype, cuda_ops_stream stream);
-cuda_ops_status cuda_ops_softmax_backward_cuda(void *grad_input, const void *grad_output, const void *output,
-                                               double scale, int64_t outer, int64_t cols, int64_t inner,
-                                               cuda_ops_dtype dtype, cuda_ops_stream stream);
+/* Bytes of device memory, aligned to 16, that a pass needs on the current device: 0 unless columns are few and long. */
+size_t cuda_ops_softmax_workspace_cuda(int backward, int64_t outer, int64_t cols, int64_t inner, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_softmax_forward_cuda(void *output, void *workspace, const void *input, int64_t outer,
+                                              int64_t cols, int64_t inner, cuda_ops_dtype dtype,
+                                              cuda_ops_stream stream);
+cuda_ops_status cuda_ops_softmax_backward_cuda(void *grad_input, void *workspace, const void *grad_output,
+                                               const void *output, double scale, int64_t outer, int64_t cols,
+                                               int64_t inner, cuda_ops_dtype dtype, cuda_ops_stream stream);
 
 /* The table for a call whose tensors are aligned (paths.h): fills in at most `room` reports, and returns how many rows
  * there are. device: NULL for the current one. */
