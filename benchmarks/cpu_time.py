@@ -62,8 +62,11 @@ def main():
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     rows = []
-    for op in settings.op or all_ops():
-        bench = load_bench(op)
+    try:
+        benches = [(op, load_bench(op)) for op in settings.op or all_ops()]
+    except BenchError as error:
+        sys.exit(f"cpu_time: {error}")
+    for op, bench in benches:
         for case in bench.cases:
             if (
                 "cpu" not in case.devices

@@ -12,6 +12,7 @@ of device memory cost is another part of the model, in gemm.cu.
 import argparse
 import re
 import statistics
+import sys
 from pathlib import Path
 
 import torch
@@ -167,6 +168,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="fewer samples")
     parser.add_argument("--print", action="store_true", help="do not write the file")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("tune_gemm: PyTorch sees no GPU here; `python -m cuda_ops doctor` says why")
     text = tuned(3 if options.quick else 9)
     if not options.print:
         FILE.write_text(text)

@@ -4,7 +4,7 @@ and each gradient, with the file of the one that runs and its kernels' registers
 Nothing is computed, so that tensors may be on the meta device, and with --capability no GPU is needed.
 
 A call is the op's name with the sizes of its tensors, a dtype (float32, float64, bf16, fp16; tf32 is float32 where TF32
-is allowed), channels_last, and other arguments by name:
+is allowed; int32 and int64 behind sizes, of labels and indices), channels_last, and other arguments by name:
 
   python -m cuda_ops explain "conv2d(64x32x14x14, 64x32x3x3, bf16, channels_last, padding=1)"
   python -m cuda_ops explain "linear_relu(1024x3136:bf16, 128x3136:float32)" --capability 9.0
@@ -20,6 +20,7 @@ import re
 
 import torch
 from torch._prims_common import suggest_memory_format
+from torch.utils._pytree import tree_map_only
 
 from . import _library
 from ._errors import UserError
@@ -49,6 +50,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
 }
+OF_INDICES = {"int32": torch.int32, "int64": torch.int64}  # of a tensor that says so by itself
 
 # Ops whose products have one kernel each (in instances for dtypes and alignment): the file, and the kernels of forward
 # and backward, or the functors of elementwise_kernel.
@@ -737,6 +739,33 @@ def _op_of(function) -> str:
     return name
 
 
+def _check(op, function, args, kwargs):
+    """Raises what the call itself would of sizes that do not fit, for which any kernel would be named. A call of which
+    arguments were left out, or are None where they have no default, is not looked at, nor what fake kernels cannot
+    do."""
+    signature = inspect.signature(function)
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return
+    if any(
+        value is None and signature.parameters[name].default is inspect.Parameter.empty for name, value in given.items()
+    ):
+        return
+
+    def on_meta(value):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    try:
+        with torch.no_grad():
+            args, kwargs = tree_map_only(torch.Tensor, on_meta, (args, kwargs))
+            function(*args, **kwargs)
+    except NotImplementedError:
+        return
+    except (AssertionError, IndexError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"explain: this call is an error: {error}") from None
+
+
 def explain(
     function,
     *args,
@@ -762,7 +791,7 @@ def explain(
         The tables: ``explanation["forward"].chosen.name``.
 
     Raises:
-        UserError: there is no GPU and no capability is given, or the function is not one of ours.
+        UserError: there is no GPU and no capability is given, the function is not one of ours, or sizes do not fit.
         NotImplementedError: the library was built without CUDA, and has no tables.
 
     ``CUDA_OPS_<OP>_PATH`` in the environment and ``allow_tf32`` count as in the call itself.
@@ -777,6 +806,7 @@ def explain(
 
     try:
         arguments = inspect.signature(getattr(functional, op)).bind_partial(*args, **kwargs).arguments
+        _check(op, getattr(functional, op), args, kwargs)
         products = tuple(DESCRIBED.get(op, ONE_KERNEL.get(op) and _one_kernel(op))(_Ask(device), arguments))
     except KeyError as error:
         raise UserError(f"explain: {op} needs the argument {error}") from None
@@ -840,10 +870,11 @@ def parse_call(text: str):
     args, kwargs = [], {}
 
     def tensor(found):
-        if found[2] is not None and found[2] not in DTYPES:
-            raise UserError(f"explain: expected a dtype of {', '.join(DTYPES)}, got {found[2]}")
+        dtypes = DTYPES | OF_INDICES
+        if found[2] is not None and found[2] not in dtypes:
+            raise UserError(f"explain: expected a dtype of {', '.join(dtypes)}, got {found[2]}")
         made = torch.empty(
-            [int(size) for size in found[1].split("x")], dtype=DTYPES[found[2] or default], device="meta"
+            [int(size) for size in found[1].split("x")], dtype=dtypes[found[2] or default], device="meta"
         )
         return made.to(memory_format=torch.channels_last) if last and made.dim() == 4 else made
 

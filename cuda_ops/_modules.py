@@ -4,12 +4,28 @@ To Python parameters and buffers are no attributes: it looks through all classes
 asks torch.nn.Module.__getattr__, which for the twenty tensors of a small network takes longer than an op.
 """
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
     _global_forward_hooks,
     _global_forward_pre_hooks,
 )
+
+# Classes of tensors that are no more than their elements (or stand for such while a graph is traced).
+PLAIN = {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor), FakeTensor, FunctionalTensor}
+
+
+def has_plain_parameters(module) -> bool:
+    """Whether the module's own parameters are tensors as any other: quantized or sharded weights are subclasses of
+    Tensor, which say themselves what a layer's function makes of them."""
+    # all() of a generator would take twice as long.
+    for value in module._parameters.values():  # noqa: SIM110
+        if value is not None and type(value) not in PLAIN:
+            return False
+    return True
 
 
 def parameter(module, name: str):
@@ -29,7 +45,7 @@ def unlike(module, types: tuple[type, ...]) -> str | None:
     parameters and does not call it, would leave out. None if there is nothing.
 
     Pruning, and spectral and weight normalisation of the old kind, are hooks; parametrizations, FSDP and lazy modules
-    are classes of their own.
+    are classes of their own; torchao's quantized weights are of a class of their own.
     """
     if type(module) not in types:
         return f"is of class {type(module).__module__}.{type(module).__qualname__}, not a plain {types[-1].__name__}"
@@ -39,4 +55,6 @@ def unlike(module, types: tuple[type, ...]) -> str | None:
         return "has a forward that was set on it"
     if _global_forward_hooks or _global_forward_pre_hooks or _global_backward_hooks or _global_backward_pre_hooks:
         return "has hooks, which all modules have"
+    if not has_plain_parameters(module):
+        return "has parameters of a class of their own"
     return None

@@ -62,7 +62,7 @@ def _checked(op, argument, kind, size, value):
     if kind == "str" and not isinstance(value, str):
         raise TypeError(f"{op}: expected {argument} to be a str, got {value!r}")
     if kind in ("int", "SymInt"):
-        return integer(op, argument, value)
+        return _of_64_bits(op, argument, [integer(op, argument, value)])[0]
     if kind == "bool":
         return flag(op, argument, value)
     if kind == "float":
@@ -71,8 +71,16 @@ def _checked(op, argument, kind, size, value):
         return numbers(op, argument, value)
     if kind in ("List[int]", "List[SymInt]"):
         if size == 2:
-            return pair(op, argument, value)
+            return _of_64_bits(op, argument, pair(op, argument, value))
         if isinstance(value, (tuple, list)):
-            return [integer(op, argument, v) for v in value]
-        return [integer(op, argument, value)] * size if size else value
+            return _of_64_bits(op, argument, [integer(op, argument, v) for v in value])
+        return _of_64_bits(op, argument, [integer(op, argument, value)]) * size if size else value
     return value
+
+
+def _of_64_bits(op, argument, values):
+    """`values`, unless one is an int that no kernel could be given."""
+    for value in values:
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise OverflowError(f"{op}: expected {argument} to be an integer of 64 bits, got {value}")
+    return values

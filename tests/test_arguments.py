@@ -97,6 +97,22 @@ def test_linear_spreads_a_bias_of_one_number(shape):
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**30])
+def test_integers_that_no_kernel_could_be_given_are_named(value):
+    x, weight = torch.ones(1, 2, 4, 4), torch.ones(2, 2, 1, 1)
+    calls = {
+        ("conv2d", "groups"): lambda: F.conv2d(x, weight, groups=value),
+        ("conv2d", "stride"): lambda: F.conv2d(x, weight, stride=value),
+        ("conv1d", "dilation"): lambda: F.conv1d(x[0], weight[0], dilation=value),
+        ("max_pool2d", "padding"): lambda: F.max_pool2d(x, 2, padding=(1, value)),
+        ("avg_pool2d", "divisor_override"): lambda: F.avg_pool2d(x, 2, divisor_override=value),
+        ("softmax", "dim"): lambda: F.softmax(x, value),
+    }
+    for (op, argument), call in calls.items():
+        with pytest.raises(OverflowError, match=f"^{op}: expected {argument} to be an integer of 64 bits, got {value}"):
+            call()
+
+
 WRONG_TYPES = {
     "conv_bn_relu_pool: expected eps to be a number, got 'x'": {"eps": "x"},
     "conv_bn_relu_pool: expected momentum to be a number, got 'x'": {"momentum": "x"},
@@ -105,11 +121,14 @@ WRONG_TYPES = {
     "batch_norm: expected training to be a bool, got 'False'": {"training": "False"},
     "dropout: expected p to be a number, got '0.5'": {"p": "0.5"},
     "dropout: expected training to be a bool, got 1": {"training": 1},
+    "hardtanh: expected min_val to be a number, got None": {"min_val": None},
+    "hardtanh: expected max_val to be a number, got '1'": {"max_val": "1"},
     "max_pool2d: expected ceil_mode to be a bool, got None": {"ceil_mode": None},
     "avg_pool2d: expected ceil_mode to be a bool, got 'x'": {"ceil_mode": "x"},
     "avg_pool2d: expected count_include_pad to be a bool, got 0": {"count_include_pad": 0},
     "gather_normalize: expected mean to be a number, got '0.5'": {"mean": "0.5"},
     "gather_normalize: expected dtype to be a torch.dtype, got 'float32'": {"dtype": "float32"},
+    "scaled_dot_product_attention: expected enable_gqa to be a bool, got 'False'": {"enable_gqa": "False"},
 }
 
 
@@ -122,7 +141,9 @@ def test_other_arguments_of_the_wrong_type(message):
         "conv_bn_relu_pool": (images, torch.ones(2, 1, 3, 3), None, None, None),
         "dropout": (images,),
         "gather_normalize": (indices.byte(), indices),
+        "hardtanh": (images,),
         "max_pool2d": (images, 2),
+        "scaled_dot_product_attention": (images, images, images),
     }
     name, wrong = message.split(":")[0], WRONG_TYPES[message]
     defaults = {"mean": 0.0, "std": 1.0} if name == "gather_normalize" else {}

@@ -294,3 +294,44 @@ def test_writing_into_what_comes_out_of_a_run(run):
         model(x).mul_(2).square().sum().backward()
         gradients.append((x.grad, *(p.grad for p in model.parameters())))
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+
+
+class Halved(torch.Tensor):
+    """A weight as torchao's quantized ones are: what a layer's function makes of it, it says itself."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is not F.linear:
+            return super().__torch_function__(function, types, args, kwargs)
+        input, weight, *bias = [tensor.as_subclass(torch.Tensor) for tensor in args]
+        return F.linear(input, weight / 2, *bias)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, input):
+        return self.second(F.relu(self.first(input)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4), nn.GELU()),
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh()),
+        Pair,
+    ],
+    ids=["fused", "one by one", "traced"],
+)
+def test_weights_of_a_class_of_their_own_say_what_a_product_is(make):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(3, 4)
+    native = copy.deepcopy(model)
+    cuda_ops.convert(model)
+    for each in (model, native):
+        for linear in each.modules():
+            if isinstance(linear, nn.Linear):
+                linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Halved), requires_grad=False)
+    torch.testing.assert_close(model(x), native(x))

@@ -86,6 +86,39 @@ def test_a_capability_has_two_numbers(capability):
 
 
 @needs_tables
+@pytest.mark.parametrize(
+    "call, message",
+    {
+        "matmul(2x3, 5x6)": "matmul: expected",
+        "linear(2x3, 4x5)": "linear: expected",
+        "conv2d(1x4x8x8, 4x3x3x3)": "conv2d: expected",
+        "conv2d(1x1x1x1, 1x1x3x3)": "conv2d: expected",
+        "max_pool2d(1x1x4x4, kernel_size=9)": "max_pool2d: expected",
+        "softmax(3x4, dim=7)": "softmax: expected dim",
+        "sum(3x4, dim=5)": "sum: expected dim",
+        "layer_norm(3x4, normalized_shape=7)": "layer_norm: expected",
+        "add2(2x3, 4x5)": "add2: expected",
+        "cross_entropy(4x3, 5:int64)": "cross_entropy: expected",
+        "scaled_dot_product_attention(1x2x4x8, 1x2x5x9, 1x2x5x8)": "attention: expected",
+    }.items(),
+)
+def test_no_kernel_takes_a_call_that_is_an_error(call, message, capsys):
+    """With arguments left out, or of values that a call looks at, the answer is by what there is."""
+    assert main(["explain", call, "--capability", "9.0"]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and f"error: explain: this call is an error: {message}" in printed.err
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    "call", ["cross_entropy(4x3, 4:int64)", "embedding(7:int32, 5x3)", "relu()", "bincount(9:int64)"]
+)
+def test_labels_and_indices_have_a_dtype_of_their_own(call, capsys):
+    assert main(["explain", call, "--capability", "9.0"]) == 0
+    assert capsys.readouterr().out
+
+
+@needs_tables
 def test_without_a_gpu_one_has_to_be_assumed():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

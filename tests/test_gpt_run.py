@@ -228,10 +228,13 @@ def test_backend_that_is_one_percent_wrong_fails(wrong, quick, monkeypatch, tmp_
     assert not read(tmp_path)["ok"]
 
 
-def test_divergence_exits_1(quick, tmp_path, capsys):
-    arguments = ["--backend", "native", "--steps", "6", "--sample", "0", "--lr", "1e30", "--out", str(tmp_path)]
+@pytest.mark.parametrize("sample", ["0", "5"])
+def test_divergence_exits_1(sample, quick, tmp_path, capsys):
+    """With its report, and without a text where one is asked for: weights that are not finite draw none."""
+    arguments = ["--backend", "native", "--steps", "6", "--sample", sample, "--lr", "1e30", "--out", str(tmp_path)]
     assert main([*quick, *arguments]) == 1
     assert "training diverged" in capsys.readouterr().out
+    assert read(tmp_path)["sample"] is None
 
 
 # Interruption

@@ -13,17 +13,13 @@ import inspect
 import re
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .. import functional, nn
 from .._library import has_cuda
-from .._modules import parameter
+from .._modules import PLAIN, has_plain_parameters, parameter
 
 DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 ON_CUDA = DTYPES if has_cuda() else set()
-PLAIN = {Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", Tensor), FakeTensor, FunctionalTensor}
 STRIDED = torch.strided
 
 
@@ -61,7 +57,7 @@ def _forward(ours, native: type, fits=None):
     """fits(module, input): whether ours computes what the class does, where that depends on the two."""
 
     def forward(self, *args, **kwargs):
-        if args and takes(args[0]) and (fits is None or fits(self, args[0])):
+        if args and takes(args[0]) and has_plain_parameters(self) and (fits is None or fits(self, args[0])):
             try:
                 return ours(self, *args, **kwargs)
             except NotImplementedError as error:  # an argument that is refused by name, before anything is written

@@ -304,12 +304,11 @@ def scaled_dot_product_attention(
             raise RuntimeError(f"{op}: expected attn_mask to be None with is_causal, got a Tensor")
     p = _probability(op, dropout_p)
     right = 0 if flag(op, "is_causal", is_causal) else -1
+    enable_gqa = flag(op, "enable_gqa", enable_gqa)
     shape = None
     alike = query.dim() == 4 and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-    if not alike and not (flag(op, "enable_gqa", enable_gqa) and _is_grouped(query, key, value)):
-        query, key, value, attn_mask, shape = _in_four_dimensions(
-            op, query, key, value, attn_mask, flag(op, "enable_gqa", enable_gqa)
-        )
+    if not alike and not (enable_gqa and _is_grouped(query, key, value)):
+        query, key, value, attn_mask, shape = _in_four_dimensions(op, query, key, value, attn_mask, enable_gqa)
     factor = _scale(op, scale, query.shape[-1])
     call = _call_of(query, p)
     output = attention_forward(query, key, value, attn_mask, None, factor, 0, -1, right, 0.0, p, call)[0]

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .._arguments import number
 from .._autograd import autograd_function
 from ._activation import activation_operators, inplace_operator
 
@@ -26,7 +27,7 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
         is saved for the gradient.
 
     Raises:
-        TypeError: `input` is no tensor.
+        TypeError: `input` is no tensor, or a bound is no number.
         RuntimeError: `input` is not floating point; or `inplace`, and `input` is a leaf that requires grad or has
             elements that share memory.
         ValueError: `min_val` is greater than `max_val`.
@@ -37,6 +38,7 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
         >>> cuda_ops.functional.hardtanh(torch.tensor([0.5, -3.0]))
         tensor([ 0.5000, -1.0000])
     """
+    min_val, max_val = number("hardtanh", "min_val", min_val), number("hardtanh", "max_val", max_val)
     if min_val > max_val:
         raise ValueError(f"hardtanh: expected min_val to be at most max_val, got {min_val} and {max_val}")
     return hardtanh_inplace(input, min_val, max_val) if inplace else hardtanh_forward(input, min_val, max_val)

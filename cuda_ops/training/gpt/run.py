@@ -244,9 +244,10 @@ def measure_peak(run: Run):
 
 
 def generate_sample(run: Run, model: GPT) -> str | None:
-    """A text by a model of the run, or None where nothing turns tokens into text."""
+    """A text by a model of the run, or None where nothing turns tokens into text, or training diverged: from weights
+    that are not finite nothing can be drawn."""
     tokenizer, settings = run.corpus.tokenizer, run.settings
-    if tokenizer is None or not settings.sample:
+    if tokenizer is None or not settings.sample or not all(weight.isfinite().all() for weight in model.parameters()):
         return None
     prompt = torch.tensor([tokenizer.encode(settings.prompt)], device=settings.device)
     generator = torch.Generator().manual_seed(settings.recipe.seed)
