@@ -479,9 +479,10 @@ CUDA_OPS_SIMD static void FN(add_exponentials)(double *sums, const struct attent
     }
 }
 
-/* The remainders of the logsumexps of queries [i, i + rows). */
+/* The remainders of the logsumexps of queries [i, i + rows), where keys are taken in parts: else P is made to add up to
+ * 1 without them. */
 static void FN(find_remainders)(REAL *remainders, const struct attention_block *block, REAL *scores, int64_t i,
-                                int64_t rows, const REAL *query, const REAL *key, const REAL *logsumexp,
+                                int64_t rows, const REAL *query, const REAL *key, const REAL *logsumexp, bool in_parts,
                                 void *workspace)
 {
     const cuda_ops_attention *const call = block->call;
@@ -492,7 +493,7 @@ static void FN(find_remainders)(REAL *remainders, const struct attention_block *
         remainders[r] = 0;
         any = any || FN(is_large_logsumexp)(logsumexp[r]);
     }
-    if (call->mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE || !any)
+    if (call->mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE || !any || !in_parts)
         return;
     for (int64_t j = cuda_ops_attention_first_key(call, i); j < last; j += columns) {
         const int64_t count = min_i64(columns, last - j);
@@ -505,12 +506,35 @@ static void FN(find_remainders)(REAL *remainders, const struct attention_block *
             remainders[r] = (REAL)log(sums[r]);
 }
 
+CUDA_OPS_INLINE REAL FN(dot)(const REAL *a, const REAL *b, int64_t count)
+{
+    REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < count; c++)
+        sum += a[c] * b[c];
+    return sum;
+}
+
+/* Weights are made to add up to 1, unless all are 0. */
+CUDA_OPS_INLINE void FN(normalize)(REAL *weights, int64_t count)
+{
+    REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < count; c++)
+        sum += weights[c];
+    if (sum != 0)
+        FN(row_scale)(weights, count, 1 / sum);
+}
+
 /* scores: products of queries [i, i + rows) with keys [first, last), which become the weights of the values, D P.
- * gradients: products of grad_output and values, which become scale * dS. */
+ * gradients: products of grad_output and values, which become scale * dS. deltas: NULL where the keys are all that the
+ * queries see. Then P is made to add up to 1, and delta is the mean of the very dP that it is subtracted from: rounded
+ * apart from them, as grad_output . output is, it would leave a sum of dS that is not grad_logsumexp, which is most of
+ * the error where keys are alike, or one has nearly all of the weight. */
 CUDA_OPS_SIMD static void FN(softmax_gradient)(const struct attention_block *block, REAL *scores, REAL *gradients,
                                                REAL *caps, REAL *grad_mask, int64_t i, int64_t rows, int64_t first,
                                                int64_t last, const REAL *logsumexp, const REAL *remainders,
-                                               const REAL *deltas)
+                                               const REAL *deltas, const REAL *grad_logsumexp)
 {
     const cuda_ops_attention *const call = block->call;
     for (int64_t r = 0; r < rows; r++) {
@@ -526,22 +550,28 @@ CUDA_OPS_SIMD static void FN(softmax_gradient)(const struct attention_block *blo
             continue;
         FN(row_scores)(block, row + from, cap, i + r, first + from, to - from);
         const REAL base = logsumexp[r] == -(REAL)INFINITY ? 0 : logsumexp[r];
-        const REAL remainder = remainders[r], delta = deltas[r];
+        const REAL remainder = remainders[r], minus = !deltas && grad_logsumexp ? grad_logsumexp[r] : 0;
         if (call->dropout > 0) {
             /* P is wanted with and without the factors. */
             for (int64_t c = from; c < to; c++)
                 row[c] -= base;
             FN(row_exponentials)(row + from, row + from, to - from, remainder);
+            if (!deltas)
+                FN(normalize)(row + from, to - from);
             REAL weights[KEY_BLOCK];
             memcpy(weights + from, row + from, (size_t)(to - from) * sizeof(REAL));
             FN(row_dropout)(block, row + from, gradient + from, i + r, first + from, to - from);
+            const REAL delta = deltas ? deltas[r] : FN(dot)(weights + from, gradient + from, to - from) - minus;
             for (int64_t c = from; c < to; c++)
                 gradient[c] = weights[c] * (gradient[c] - delta);
         } else {
-            for (int64_t c = from; c < to; c++) {
+            for (int64_t c = from; c < to; c++)
                 row[c] = FN(exponential)(row[c] - base - remainder);
+            if (!deltas)
+                FN(normalize)(row + from, to - from);
+            const REAL delta = deltas ? deltas[r] : FN(dot)(row + from, gradient + from, to - from) - minus;
+            for (int64_t c = from; c < to; c++)
                 gradient[c] = row[c] * (gradient[c] - delta);
-            }
         }
         if (grad_mask)
             memcpy(grad_mask + row_of(block, i + r) * call->keys + first + from, gradient + from,
@@ -553,15 +583,6 @@ CUDA_OPS_SIMD static void FN(softmax_gradient)(const struct attention_block *blo
         for (int64_t c = from; c < to; c++)
             gradient[c] *= scale;
     }
-}
-
-CUDA_OPS_SIMD static REAL FN(dot)(const REAL *a, const REAL *b, int64_t count)
-{
-    REAL sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < count; c++)
-        sum += a[c] * b[c];
-    return sum;
 }
 
 /* One head of queries: writes its grad_query (and rows of grad_mask), and adds to grad_key and grad_value. */
@@ -579,18 +600,24 @@ static void FN(head_gradients)(struct attention_block *block, REAL *grad_query, 
         const int64_t rows = min_i64(QUERY_BLOCK, call->queries - i);
         const REAL *const q = query + i * call->query.row, *const g = grad_output + i * call->grad_output.row;
         REAL *const grad_q = grad_query + i * call->grad_query.row;
+        const int64_t start = cuda_ops_attention_first_key(call, i);
+        const int64_t last = cuda_ops_attention_last_key(call, i + rows - 1);
+        const bool in_parts = last - start > columns;
         REAL deltas[QUERY_BLOCK], remainders[QUERY_BLOCK];
-        FN(find_remainders)(remainders, block, scores, i, rows, query, key, logsumexp + row_of(block, i), workspace);
+        FN(find_remainders)(remainders, block, scores, i, rows, query, key, logsumexp + row_of(block, i), in_parts,
+                            workspace);
         for (int64_t r = 0; r < rows; r++) {
-            deltas[r] = FN(dot)(g + r * call->grad_output.row, output + (i + r) * call->output.row, call->value_dim);
-            if (grad_logsumexp)
-                deltas[r] -= grad_logsumexp[row_of(block, i + r)];
+            if (in_parts) {
+                deltas[r] =
+                    FN(dot)(g + r * call->grad_output.row, output + (i + r) * call->output.row, call->value_dim);
+                if (grad_logsumexp)
+                    deltas[r] -= grad_logsumexp[row_of(block, i + r)];
+            }
             FN(fill)(grad_q + r * call->grad_query.row, 0, call->head_dim, 0);
             if (grad_mask)
                 FN(fill)(grad_mask + row_of(block, i + r) * call->keys, 0, call->keys, 0);
         }
-        const int64_t last = cuda_ops_attention_last_key(call, i + rows - 1);
-        for (int64_t j = cuda_ops_attention_first_key(call, i); j < last; j += columns) {
+        for (int64_t j = start; j < last; j += columns) {
             const int64_t count = min_i64(columns, last - j);
             const REAL *const k = key + j * call->key.row, *const v = value + j * call->value.row;
             FN(gemm_product)(scores, block->pitch, q, call->query.row, 1, k, 1, call->key.row, rows, count,
@@ -598,7 +625,8 @@ static void FN(head_gradients)(struct attention_block *block, REAL *grad_query, 
             FN(gemm_product)(gradients, block->pitch, g, call->grad_output.row, 1, v, 1, call->value.row, rows, count,
                              call->value_dim, false, workspace);
             FN(softmax_gradient)(block, scores, gradients, caps, grad_mask, i, rows, j, j + count,
-                                 logsumexp + row_of(block, i), remainders, deltas);
+                                 logsumexp + row_of(block, i), remainders, in_parts ? deltas : NULL,
+                                 grad_logsumexp ? grad_logsumexp + row_of(block, i) : NULL);
             FN(gemm_product)(grad_value + j * call->grad_value.row, call->grad_value.row, scores, 1, block->pitch, g,
                              call->grad_output.row, 1, count, call->value_dim, rows, true, workspace);
             FN(gemm_product)(grad_key + j * call->grad_key.row, call->grad_key.row, gradients, 1, block->pitch, q,

@@ -45,7 +45,7 @@ static PathTable<AttentionCall, 4> table = {
       "attention_mma_grad_key_value_kernel",
       mma_supports, nullptr, attention_mma_workspace, attention_mma},
      {"simt", "attention/simt.cu",
-      "attention_simt_forward_kernel attention_simt_remainder_kernel attention_simt_grad_query_kernel "
+      "attention_simt_forward_kernel attention_simt_grad_query_kernel "
       "attention_simt_grad_key_value_kernel",
       simt_supports, nullptr, attention_simt_workspace, attention_simt}}};
 

@@ -26,6 +26,9 @@
  *     grad_query[i] = scale * sum over j of dS[i][j] key[j],  grad_key[j] = scale * sum over i of dS[i][j] query[i]
  * and over the heads of a key head for grad_key and grad_value; without queries those are 0. Results repeat bit by bit,
  * on the CPU for any number of threads.
+ * output and logsumexp are forward's of the same call. They are rounded, which leaves sums over j of P that are not 1,
+ * and of dS that are not grad_logsumexp[i]: most of the error of grad_query, where dS all but cancels. In float and
+ * double, the CPU's kernels of up to 512 keys and the simt path on CUDA mend P and delta by these sums.
  *
  * Sources: online softmax by Milakov and Gimelshein (arXiv 1805.02867), tiles and recomputation by Dao et al.
  * (FlashAttention, arXiv 2205.14135 and 2307.08691).
@@ -59,8 +62,8 @@ typedef enum cuda_ops_attention_mask_kind {
 
 /* A logsumexp of this size or more, positive or negative, is rounded by so much that weights made of it would not add
  * up to 1: of scores that are the lowest float, as a mask may have it, it is that itself, whatever the number of keys.
- * Where a mask is added, backward adds up exp(score - logsumexp) of such rows first; the log of that is the remainder
- * of logsumexp, and P = exp((score - logsumexp) - remainder). */
+ * Where a mask is added, backward adds up exp(score - logsumexp) of such rows too; the log of that is the remainder of
+ * logsumexp, and P = exp((score - logsumexp) - remainder). */
 #define CUDA_OPS_ATTENTION_LARGE_LOGSUMEXP 256
 
 /* Where the sequences of a batch have lengths of their own; all zero: they have not. `queries` and `keys` of the call
