@@ -515,7 +515,8 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
     extern __shared__ __align__(16) char shared[];
     A *const slices = (A *)shared, *const weights = slices + SLICES;
     SimtRow<A> *const rows = (SimtRow<A> *)(weights + TILE * WEIGHT_PITCH);
-    SimtSums<A> *const sums = (SimtSums<A> *)(rows + TILE) + threadIdx.x * ROWS<A>; // of this thread's columns
+    // Of this thread's columns; a row's are THREADS apart, so that no two threads meet in a bank.
+    SimtSums<A> *const sums = (SimtSums<A> *)(rows + TILE) + threadIdx.x;
     const cuda_ops_attention &p = work.p;
     const bool plain = has_plain_scores(p) && !(p.dropout > 0) && !work.grad_mask;
     const uint64_t seed = cuda_ops_philox_seed(p.philox), offset = cuda_ops_philox_offset(p.philox);
@@ -549,7 +550,7 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
         for (int turn = 0; turn < 2; turn++) {
 #pragma unroll
             for (int r = 0; r < ROWS<A>; r++) {
-                sums[r] = {};
+                sums[r * THREADS<A>] = {};
 #pragma unroll
                 for (int half = 0; half < HALVES; half++)
 #pragma unroll
@@ -568,12 +569,12 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
                     for (int r = 0; r < ROWS<A>; r++) {
                         const SimtSeen seen(s, at.first + row_in_tile<A>(r), j, whole);
                         const SimtRow<A> row = rows[row_in_tile<A>(r)];
-                        SimtSums<A> sums_of_row = sums[r];
+                        SimtSums<A> sums_of_row = sums[r * THREADS<A>];
 #pragma unroll
                         for (int c = 0; c < 4; c++)
                             plain_gradient(tile[r][c], gradient[r][c], seen.has(column_in_tile(c)), A(p.scale), row,
                                            &sums_of_row);
-                        sums[r] = sums_of_row;
+                        sums[r * THREADS<A>] = sums_of_row;
                     }
                     store_tile(weights, gradient);
                 } else {
@@ -589,7 +590,7 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
                             dropout_factors(factors, p, scores.head_index, i, j + column - e % 2, seed, offset);
                         gradient_of_score<T>(slices[row * WEIGHT_PITCH + column], weights[row * WEIGHT_PITCH + column],
                                              scores, i, j + column, rows[row], e % 2 ? factors[1] : factors[0],
-                                             grad_mask, sums + e / 4);
+                                             grad_mask, sums + e / 4 * THREADS<A>);
                     }
                 }
                 multiply_weights<T, HALVES>(sum, weights, key + j * p.key.row, p.key.row, s.keys - j,
@@ -600,8 +601,9 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
                 __syncthreads(); // the rows are written, where there was no key
 #pragma unroll 1
                 for (int r = 0; r < ROWS<A>; r++) {
-                    const SimtSums<A> all = {sum_over_columns(sums[r].weights), sum_over_columns(sums[r].gradients),
-                                             sum_over_columns(sums[r].sizes)};
+                    const SimtSums<A> mine = sums[r * THREADS<A>];
+                    const SimtSums<A> all = {sum_over_columns(mine.weights), sum_over_columns(mine.gradients),
+                                             sum_over_columns(mine.sizes)};
                     const int i = row_in_tile<A>(r);
                     const int64_t row_of_all = scores.first_row + at.first + i;
                     if (threadIdx.x % 16 == 0 && i < queries) {
