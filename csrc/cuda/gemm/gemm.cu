@@ -102,10 +102,10 @@ static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64
 // are rows of A and columns of B), and wait for it: a step that is not full takes as long. One is longer where lines
 // are no whole aligned vectors of 16 bytes, on the tensor cores for as many lines as there are. Blocks that share an SM
 // add a start and an end each, and a share of their steps: on the tensor cores these hide in one another's waits.
-static constexpr double DIRECT_ELEMENTS = 0.4, DIRECT_AROUND = 0.65;    // microseconds a step, for 16 lines of 16 bits
-static constexpr double DIRECT_CORES_ELEMENTS = 0.27;                   // likewise, for 32 lines of float32
-static constexpr double DIRECT_BLOCK = 0.58, DIRECT_CORES_BLOCK = 0.75; // microseconds
-static constexpr double DIRECT_SHARED = 0.39, DIRECT_CORES_SHARED = 1.07;
+static constexpr double DIRECT_ELEMENTS = 0.36, DIRECT_AROUND = 0.57;  // microseconds a step, for 16 lines of 16 bits
+static constexpr double DIRECT_CORES_ELEMENTS = 0.3;                   // likewise, for 32 lines of float32
+static constexpr double DIRECT_BLOCK = 0.4, DIRECT_CORES_BLOCK = 0.47; // microseconds
+static constexpr double DIRECT_SHARED = 0.54, DIRECT_CORES_SHARED = 1.44;
 
 static bool has_model_of_steps(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -141,10 +141,12 @@ static double direct_microseconds(const GemmTime &t, const cuda_ops_gemm_problem
     return time;
 }
 
-// The paths that keep tiles in shared memory and store them from there. In products of a few microseconds no tile's
-// copies are hidden by another's arithmetic: they show beside it, up to a bound.
-static constexpr double NOT_OVERLAPPED = 1.9, MOST_NOT_OVERLAPPED = 3.1; // a share of the copies; microseconds
-static constexpr double SHORT_TILE = 0.75;                               // of `rest`, what is not in proportion to D
+// In products of a few microseconds no copies are hidden by another tile's arithmetic: they show beside it, up to a
+// bound.
+static constexpr double NOT_OVERLAPPED = 1.9, MOST_NOT_OVERLAPPED = 3.1; // of the copies; microseconds
+static constexpr double DIRECT_NOT_OVERLAPPED = 3, DIRECT_MOST_NOT_OVERLAPPED = 1.26;
+// The paths that keep tiles in shared memory and store them from there.
+static constexpr double SHORT_TILE = 0.75; // of `rest`, what is not in proportion to D
 // What 8192 elements of D take longer whose rows are no whole vectors of 16 bytes, in microseconds: by elements, by two
 // of 16 bits (sm90), and in sm90's TF32 tiles for batches.
 static constexpr double STORED_BY_ELEMENTS = 2.2, STORED_BY_PAIRS = 0.6, STORED_BY_SMALL_TILES = 5.1;
@@ -176,14 +178,14 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
                          ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
                           (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
     const double copying = bytes / BYTES_RATE;
-    if (has_model_of_steps(t, p)) // no pipeline hides what it copies
-        return t.start + copying + direct_microseconds(t, p, splits, device);
     const int64_t sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
     const bool splits_last_wave = t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && t.tile == 0 && splits == 1;
     const double waves =
         splits_last_wave ? gemm_mma_float64_waves(p, device) : (double)waves_of(t, p, m, n, splits, device);
-    double time = waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + rest_of(t, p, m, n));
-    if (splits > 1) // partial sums go from block to block, or through device memory
+    const bool steps = has_model_of_steps(t, p);
+    double time = steps ? direct_microseconds(t, p, splits, device)
+                        : waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + rest_of(t, p, m, n));
+    if (splits > 1 && !steps) // partial sums go from block to block, or through device memory
         time += t.path == GEMM_SM90_SKINNY ? t.split * log2((double)splits)
                 : splits_in_clusters(t.path)
                     ? t.split * (double)(splits - 1)
@@ -191,10 +193,11 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
                           ADDING_ROUND * (double)((splits - 1) / GEMM_SPLITS_IN_FLIGHT);
     // The shorter of the two is not hidden altogether; adding a part of it also orders the tiles where bytes decide.
     const double both = time > copying ? time + NOT_HIDDEN * copying : copying + NOT_HIDDEN * time;
-    if (!stores_tiles(t, p))
+    if (!steps && !stores_tiles(t, p))
         return t.start + both;
-    const double shows = NOT_OVERLAPPED * copying;
-    return t.start + both + (shows < MOST_NOT_OVERLAPPED ? shows : MOST_NOT_OVERLAPPED);
+    const double shows = (steps ? DIRECT_NOT_OVERLAPPED : NOT_OVERLAPPED) * copying;
+    const double most = steps ? DIRECT_MOST_NOT_OVERLAPPED : MOST_NOT_OVERLAPPED;
+    return t.start + both + (shows < most ? shows : most);
 }
 
 // How much slower a tile is that reads rows shorter than a cache line: sm90_skinny's n neighbouring values of B.
