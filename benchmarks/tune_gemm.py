@@ -6,7 +6,8 @@
 
 For each tile it times products whose D is one wave of blocks, and two, of several depths k; a line through the times
 gives what a call, a wave and 1024 of k cost. Calls are graph replays on operands that stay in the L2 cache: what bytes
-of device memory cost is another part of the model, in gemm.cu.
+of device memory cost is another part of the model, in gemm.cu. Rows of small and skinny products are left as they are:
+they are fitted to the times of random products (benchmarks/notes/gemm.md).
 """
 
 import argparse
@@ -30,7 +31,6 @@ TABLES = {
     "FLOAT32_TIMES": (torch.float32, "NN"),
     "FLOAT64_TIMES": (torch.float64, "NN"),
 }
-LAUNCH = 1.8  # the start of sm90's tiles for batches, us: the shortest of those that have it from their line
 FIELDS = ("path", "tile", "m", "n", "cluster_m", "cluster_n", "blocks", "splits", "start", "sum", "rest", "split")
 
 
@@ -75,8 +75,8 @@ def operands(m, n, k, dtype, order):
 
 def measure(row, dtype, order, cores, shared, samples):
     """The row with its measured times: several lengths of k in one and two waves, of sm90 a short one in four.
-    cores: not by TF32, and shorter lengths, which is what direct then is for. shared: the tile has rows for blocks
-    that have an SM to themselves and for others that share one."""
+    cores: not by TF32, and shorter lengths, which is what direct is for. shared: the tile has rows for blocks that
+    have an SM to themselves and for others that share one."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
     if row["path"] == 13 and dtype == torch.float32 and order == "NN":
@@ -92,24 +92,18 @@ def measure(row, dtype, order, cores, shared, samples):
         plan = (row["path"], row["tile"], splits, 0)
         return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=not cores), samples)
 
-    clustered = row["path"] in (14, 15)  # k is cut among the blocks of a cluster
+    clustered = row["path"] == 15  # k is cut among the blocks of a cluster
     # Twice the blocks of a row for blocks alone on their SM are no second wave: they share it.
     alone = flat or (row["blocks"] == 1 and (clustered or shared))
-    batches = row["path"] == 13 and row["blocks"] > 1  # these tiles are for batches of small matrices
     waves = (1,) if alone else (1, 2)
-    short = cores or batches
-    pairs = [(wave, k) for wave in waves for k in ((64, 256, 1024) if short else (256, 1024, 2048))]
+    pairs = [(wave, k) for wave in waves for k in ((64, 256, 1024) if cores else (256, 1024, 2048))]
     if row["path"] == 13 and not alone:  # later waves begin while D is written
         pairs.append((4, pairs[0][1]))
     points = [(wave, k, time(wave * room, k, 1)) for wave, k in pairs]
     equations = torch.tensor([[1.0, wave * k / 1024, wave] for wave, k, _ in points], dtype=torch.float64)
     wanted = torch.tensor([[t] for *_, t in points], dtype=torch.float64)
-    if batches:  # blocks overlap, so that a line through several waves says little of a start
-        start = LAUNCH
-        total, rest = (torch.linalg.pinv(equations[:, 1:]) @ (wanted - start)).flatten().tolist()
-    else:
-        # Of one wave start and rest cannot be told apart: the least solution makes them equal.
-        start, total, rest = (torch.linalg.pinv(equations) @ wanted).flatten().tolist()
+    # Of one wave start and rest cannot be told apart: the least solution makes them equal.
+    start, total, rest = (torch.linalg.pinv(equations) @ wanted).flatten().tolist()
     row |= {"start": max(start, 1.0), "sum": total, "rest": max(rest, 0.0)}
     # What the second kernel costs, without the bytes of the splits (which the model in gemm.cu counts apart).
     if (row["path"] == 13 and row["splits"] > 1) or (row["path"] == 11 and dtype == torch.float64):
@@ -125,6 +119,12 @@ def measure(row, dtype, order, cores, shared, samples):
 
 def row_of(match):
     return dict(zip(FIELDS, (float(x) if "." in x else int(x) for x in match[1].split(",")), strict=True))
+
+
+def is_fitted(kind, row):
+    """Whether the row is of another making: sm90_skinny's, sm90's tiles for batches, and direct's but in float64."""
+    for_batches = row["path"] == 13 and row["cluster_m"] * row["cluster_n"] == 1
+    return row["path"] == 14 or for_batches or (row["path"] == 15 and kind != "FLOAT64_TIMES")
 
 
 def shared_tiles():
@@ -148,6 +148,9 @@ def tuned(samples):
             kind = match[1]
         if match := ROW.match(line):
             row = row_of(match)
+            if is_fitted(kind, row):
+                lines.append(line)
+                continue
             dtype, order = TABLES[kind]
             is_shared = (kind, row["path"], row["tile"]) in shared
             row = measure(row, dtype, order, kind.startswith("FLOAT"), is_shared, samples)

@@ -57,6 +57,18 @@ def test_products_of_a_layer_are_its_passes():
     assert {order for order, *_ in found} == {"NT", "NN", "TN"}
 
 
+def test_the_tuner_leaves_rows_of_small_products(monkeypatch):
+    """They are fitted to the times of random products, and its line through few times would put them back."""
+    tuner, measured = regret.tune_gemm, []
+    monkeypatch.setattr(tuner, "measure", lambda row, *_: measured.append((row["path"], row["tile"])) or row)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert tuner.tuned(1).split() == tuner.FILE.read_text().split()
+    known = regret.tables()
+    direct = [(row["path"], row["tile"]) for row in known["FLOAT64_TIMES"] if row["path"] == regret.DIRECT]
+    assert [of for of in measured if of[0] in (regret.SM90_SKINNY, regret.DIRECT)] == direct
+    assert len(measured) > len(direct)
+
+
 def test_plans_are_of_the_tables():
     known = regret.tables()
     assert set(known) == set(regret.tune_gemm.TABLES)

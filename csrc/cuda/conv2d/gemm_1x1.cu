@@ -33,15 +33,23 @@ static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
     return p;
 }
 
-// Whether input is transposed.
-static bool transposes(const ConvCall &call, ConvDevice device)
-{
-    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && conv2d_transposes_input(call, device);
-}
-
 static bool reads_all_pixels(const cuda_ops_conv2d_sizes &s)
 {
     return s.stride_height == 1 && s.stride_width == 1 && s.out_height == s.in_height && s.out_width == s.in_width;
+}
+
+// Whether the GEMM's kernel for small products takes the tensors as they are: its one launch is over before a copy for
+// wgmma would be.
+static bool is_small(const ConvCall &call, ConvDevice device)
+{
+    return reads_all_pixels(call.sizes) && gemm_path_on(problem_of(call, 0), device) == GEMM_DIRECT;
+}
+
+// Whether input is transposed.
+static bool transposes(const ConvCall &call, ConvDevice device)
+{
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && conv2d_transposes_input(call, device) &&
+           !is_small(call, device);
 }
 
 Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
@@ -62,11 +70,12 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
 }
 
 // The weight gradient in TF32 is the sm90 path's where that can: it transposes grad_output instead of input, which is
-// less to copy where there are fewer output channels.
+// less to copy where there are fewer output channels. But not where nothing is worth a copy.
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 {
     return !(call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && call.dtype == CUDA_OPS_FLOAT32 &&
              conv2d_sm90_supports(call, device)) ||
+                   is_small(call, device) ||
                    (transposes(call, device) && call.sizes.in_channels < call.sizes.out_channels)
                ? YES
                : no("the sm90 path copies less for TF32's gradient of weight");

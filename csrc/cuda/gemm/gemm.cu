@@ -3,6 +3,8 @@
 // that the choice never takes are in ladder/.
 #include "cuda_ops/gemm.h"
 
+#include <math.h>
+
 #include "common/common.cuh"
 #include "gemm/paths.h"
 #include "gemm/times.h"
@@ -66,8 +68,8 @@ static const int PREFERENCE[] = {GEMM_SM90, GEMM_MMA, GEMM_SIMT};
 // The choice by shape: of all tiles (gemm/times.h) and splits of k, the one that the model there expects to be fastest,
 // but never faster than its bytes can be moved. The model is within some 5 % of the measured time where D has many
 // tiles.
-static constexpr double BYTES_RATE = 4.2e6;       // a microsecond
-static constexpr double PARTIAL_BYTES_RATE = 3e6; // of the splits' partial sums, written and read again
+static constexpr double BYTES_RATE = 4.2e6;         // a microsecond
+static constexpr double PARTIAL_BYTES_RATE = 4.5e6; // of the splits' partial sums, written and read again
 // The kernel that adds the splits waits for memory once for as many of them as it has in flight.
 static constexpr double ADDING_ROUND = 0.6; // microseconds
 static constexpr double NOT_HIDDEN = 0.1;   // share of the shorter of arithmetic and copying that still shows
@@ -96,29 +98,110 @@ static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64
     return ceil_div(clusters, room > 0 ? room : 1);
 }
 
+// direct's model, but in float64. The warps of a block take a step of k together, 64 bytes of each line a warp (lines
+// are rows of A and columns of B), and wait for it: a step that is not full takes as long. One is longer where lines
+// are no whole aligned vectors of 16 bytes, on the tensor cores for as many lines as there are. Blocks that share an SM
+// add a start and an end each, and a share of their steps: on the tensor cores these hide in one another's waits.
+static constexpr double DIRECT_ELEMENTS = 0.36, DIRECT_AROUND = 0.57;  // microseconds a step, for 16 lines of 16 bits
+static constexpr double DIRECT_CORES_ELEMENTS = 0.3;                   // likewise, for 32 lines of float32
+static constexpr double DIRECT_BLOCK = 0.4, DIRECT_CORES_BLOCK = 0.47; // microseconds
+static constexpr double DIRECT_SHARED = 0.54, DIRECT_CORES_SHARED = 1.44;
+
+static bool has_model_of_steps(const GemmTime &t, const cuda_ops_gemm_problem &p)
+{
+    return t.path == GEMM_DIRECT && p.dtype != CUDA_OPS_FLOAT64;
+}
+
+// What a step takes longer for an operand with `lines` lines, of which a tile has `tile`.
+static double direct_loads(const cuda_ops_gemm_problem &p, bool cores, int64_t lines, int tile, bool k_contiguous,
+                           bool aligned)
+{
+    if (cores)
+        return aligned ? 0 : DIRECT_CORES_ELEMENTS * tile / 32;
+    const double share = lines < tile ? (double)lines / tile : 1, size = (double)dtype_size(p.dtype);
+    return share * (k_contiguous ? aligned ? 0 : DIRECT_AROUND : DIRECT_ELEMENTS) * 2 / size;
+}
+
+static double direct_microseconds(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t splits, GemmDevice device)
+{
+    const bool cores = gemm_direct_uses_cores(p, device);
+    const int64_t size = dtype_size(p.dtype), warps = cores && t.tile == 3 ? 4 : 8, k_of_step = warps * 64 / size;
+    const bool aligned_a = !p.unaligned_a && p.lda * size % 16 == 0 && (p.batch == 1 || p.stride_a * size % 16 == 0);
+    const bool aligned_b = !p.unaligned_b && p.ldb * size % 16 == 0 && (p.batch == 1 || p.stride_b * size % 16 == 0);
+    const double step = t.sum * (double)k_of_step / 1024 + direct_loads(p, cores, p.m, t.m, !p.transpose_a, aligned_a) +
+                        direct_loads(p, cores, p.n, t.n, p.transpose_b, aligned_b);
+    const int64_t k = ceil_div(p.k, splits);
+    const double blocks = (double)(ceil_div(p.m, t.m) * ceil_div(p.n, t.n) * p.batch * splits);
+    const double others = blocks > device.multiprocessors ? blocks / device.multiprocessors - 1 : 0; // on an SM
+    const double shared = (cores ? DIRECT_CORES_SHARED : DIRECT_SHARED) * step * (double)(k * size) / 512;
+    const double another = (cores ? DIRECT_CORES_BLOCK : DIRECT_BLOCK) + t.rest + shared;
+    double time = (double)ceil_div(k, k_of_step) * step + t.rest + others * another;
+    for (int64_t parts = splits; parts > 1; parts /= 2)
+        time += t.split;
+    return time;
+}
+
+// In products of a few microseconds no copies are hidden by another tile's arithmetic: they show beside it, up to a
+// bound.
+static constexpr double NOT_OVERLAPPED = 1.9, MOST_NOT_OVERLAPPED = 3.1; // of the copies; microseconds
+static constexpr double DIRECT_NOT_OVERLAPPED = 3, DIRECT_MOST_NOT_OVERLAPPED = 1.26;
+// The paths that keep tiles in shared memory and store them from there.
+static constexpr double SHORT_TILE = 0.75; // of `rest`, what is not in proportion to D
+// What 8192 elements of D take longer whose rows are no whole vectors of 16 bytes, in microseconds: by elements, by two
+// of 16 bits (sm90), and in sm90's TF32 tiles for batches.
+static constexpr double STORED_BY_ELEMENTS = 2.2, STORED_BY_PAIRS = 0.6, STORED_BY_SMALL_TILES = 5.1;
+
+static bool stores_tiles(const GemmTime &t, const cuda_ops_gemm_problem &p)
+{
+    return t.path == GEMM_SM90 || t.path == GEMM_SM90_SKINNY || (t.path == GEMM_MMA && p.dtype != CUDA_OPS_FLOAT64);
+}
+
+// A tile's prologue and epilogue, by as much of it as D has.
+static double rest_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n)
+{
+    if (!stores_tiles(t, p))
+        return t.rest;
+    const bool tf32 = p.dtype == CUDA_OPS_FLOAT32, is_for_batches = t.cluster_m * t.cluster_n == 1;
+    const int64_t row = p.ldd * dtype_size(p.output_dtype);
+    const double elements = (double)(m < t.m ? m : t.m) * (double)(n < t.n ? n : t.n);
+    const double unaligned = row % 16 == 0                                   ? 0
+                             : t.path == GEMM_SM90 && tf32 && is_for_batches ? STORED_BY_SMALL_TILES
+                             : t.path == GEMM_SM90 && !tf32 && row % 4 == 0  ? STORED_BY_PAIRS
+                                                                             : STORED_BY_ELEMENTS;
+    return t.rest * (SHORT_TILE + (1 - SHORT_TILE) * elements / (t.m * t.n)) + unaligned * elements / 8192;
+}
+
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                        GemmDevice device)
 {
+    const double bytes = (double)dtype_size(p.dtype) *
+                         ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
+                          (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
+    const double copying = bytes / BYTES_RATE;
     const int64_t sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
     const bool splits_last_wave = t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && t.tile == 0 && splits == 1;
     const double waves =
         splits_last_wave ? gemm_mma_float64_waves(p, device) : (double)waves_of(t, p, m, n, splits, device);
-    double time = waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + t.rest);
-    if (splits > 1) // partial sums go from block to block, or through device memory
-        time += splits_in_clusters(t.path)
+    const bool steps = has_model_of_steps(t, p);
+    double time = steps ? direct_microseconds(t, p, splits, device)
+                        : waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + rest_of(t, p, m, n));
+    if (splits > 1 && !steps) // partial sums go from block to block, or through device memory
+        time += t.path == GEMM_SM90_SKINNY ? t.split * log2((double)splits)
+                : splits_in_clusters(t.path)
                     ? t.split * (double)(splits - 1)
                     : t.split + (double)(2 * sum_size * splits * p.batch * m * n) / PARTIAL_BYTES_RATE +
                           ADDING_ROUND * (double)((splits - 1) / GEMM_SPLITS_IN_FLIGHT);
-    const double bytes = (double)dtype_size(p.dtype) *
-                         ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
-                          (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
     // The shorter of the two is not hidden altogether; adding a part of it also orders the tiles where bytes decide.
-    const double copying = bytes / BYTES_RATE;
-    return t.start + (time > copying ? time + NOT_HIDDEN * copying : copying + NOT_HIDDEN * time);
+    const double both = time > copying ? time + NOT_HIDDEN * copying : copying + NOT_HIDDEN * time;
+    if (!steps && !stores_tiles(t, p))
+        return t.start + both;
+    const double shows = (steps ? DIRECT_NOT_OVERLAPPED : NOT_OVERLAPPED) * copying;
+    const double most = steps ? DIRECT_MOST_NOT_OVERLAPPED : MOST_NOT_OVERLAPPED;
+    return t.start + both + (shows < most ? shows : most);
 }
 
 // How much slower a tile is that reads rows shorter than a cache line: sm90_skinny's n neighbouring values of B.
-static constexpr double NARROW = 1.1;
+static constexpr double NARROW = 1.17;
 
 static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
 {
@@ -137,8 +220,7 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
     const bool fills_waves =
         (t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && p.k / splits >= LONG_FLOAT64_SPLIT) ||
         (t.path == GEMM_SM90 && halves && p.k / splits >= LONG_HALVES_SPLIT);
-    const bool cores = t.path == GEMM_DIRECT && gemm_direct_uses_cores(p, device);
-    const int64_t smallest = cores                         ? SMALLEST_DIRECT_SPLIT
+    const int64_t smallest = t.path == GEMM_DIRECT         ? SMALLEST_DIRECT_SPLIT
                              : p.dtype == CUDA_OPS_FLOAT64 ? SMALLEST_FLOAT64_SPLIT
                                                            : SMALLEST_SPLIT;
     return (t.path != GEMM_DIRECT || device.capability >= 90) && // clusters
@@ -242,7 +324,7 @@ static GemmPlan tabled_plan(const GemmCall &call, GemmDevice device, int only, d
 }
 
 // padded's copies are a launch, and move each byte twice, beside what its product takes.
-static constexpr double COPY_LAUNCH = 2.0; // microseconds
+static constexpr double COPY_LAUNCH = 1.2, COPY_BYTES_RATE = 3e6; // microseconds, and bytes in one
 
 static GemmPlan padded_plan(const GemmCall &call, GemmDevice device, double *microseconds)
 {
@@ -256,7 +338,7 @@ static GemmPlan padded_plan(const GemmCall &call, GemmDevice device, double *mic
         least = skinny;
     }
     plan.path = GEMM_PADDED;
-    *microseconds = least + COPY_LAUNCH + 2 * (double)gemm_padded_bytes(call) / BYTES_RATE;
+    *microseconds = least + COPY_LAUNCH + 2 * (double)gemm_padded_bytes(call) / COPY_BYTES_RATE;
     return plan;
 }
 

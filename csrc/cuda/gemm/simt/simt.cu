@@ -64,9 +64,12 @@ static int64_t gemm_simt_float32_workspace(const cuda_ops_gemm_problem &problem,
 
 double gemm_simt_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    // The start of a call, and an SM's multiply-adds in a microsecond: on an H200 197e3 at 2048^3, 195e3 at 1024^3.
-    constexpr double START = 4, SPEED = 196e3;
-    return START + plan_float32(problem, device, true).simt.time / SPEED;
+    // The start of a call, and an SM's multiply-adds in a microsecond: on an H200 197e3 at 2048^3, 195e3 at 1024^3. And
+    // how much longer they take where copies are of an element each.
+    constexpr double START = 4, SPEED = 196e3, BY_ELEMENTS = 1.8;
+    const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr};
+    const double time = plan_float32(problem, device, true).simt.time / SPEED;
+    return START + (simt_takes_vectors<float>(call) ? time : BY_ELEMENTS * time);
 }
 
 Answer gemm_simt_supports(const GemmCall &, GemmDevice)

@@ -1,0 +1,75 @@
+"""Which path gemm takes at products that it was not tuned for: as the times of all plans on an H200 say, where the best
+of another path takes a quarter longer or more. No GPU is needed."""
+
+import pytest
+import torch
+
+import cuda_ops
+from cuda_ops import _explain, _library
+
+pytestmark = pytest.mark.skipif(not _library.has_cuda(), reason="a build without CUDA has no tables of paths")
+
+# batch, m, n, k, storage orders (T: the transposed matrix lies in memory), dtype
+DIRECT = [
+    (1, 8, 8, 1576, "TT", "tf32"),
+    (1, 21, 1, 1016, "NN", "bfloat16"),
+    (1, 41, 38, 1880, "NN", "float16"),
+    (1, 8, 8, 744, "NT", "tf32"),
+    (12, 8, 192, 233, "TT", "bfloat16"),
+    (1, 8, 2513, 1280, "TN", "bfloat16"),
+    (1, 5722, 1, 553, "TT", "float16"),
+    (1, 6, 4110, 544, "TN", "tf32"),
+    (1, 8, 4911, 2424, "NN", "tf32"),
+]
+# A short k and many tiles: direct's are too small, and what its blocks take to start and to end is most of its time.
+NOT_DIRECT = [
+    (1, 704, 832, 8, "NT", "tf32"),
+    (1, 2938, 636, 8, "NN", "bfloat16"),
+    (1, 1920, 864, 12, "NN", "float32"),
+    (1, 297, 233, 25, "NN", "float16"),
+    (1, 405, 632, 8, "TT", "bfloat16"),
+]
+
+
+def chosen(batch, m, n, k, order, dtype):
+    def operand(rows, columns, way):
+        leading = (batch,) if batch > 1 else ()
+        kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+        if way == "N":
+            return torch.empty(*leading, rows, columns, dtype=kind, device="meta")
+        return torch.empty(*leading, columns, rows, dtype=kind, device="meta").mT
+
+    with _explain.tf32(dtype == "tf32"):
+        explanation = cuda_ops.explain(
+            cuda_ops.functional.matmul,
+            operand(m, k, order[0]),
+            operand(k, n, order[1]),
+            capability="9.0",
+            show=False,
+        )
+    return {product.name: product.chosen.name for product in explanation.products}["forward"]
+
+
+@pytest.mark.parametrize(
+    "call", DIRECT, ids=lambda call: f"{call[0]}x{call[1]}x{call[2]}x{call[3]}-{call[4]}-{call[5]}"
+)
+def test_small_products_wait_for_no_copy(call):
+    assert chosen(*call) == "direct"
+
+
+@pytest.mark.parametrize("call", NOT_DIRECT, ids=lambda c: f"{c[0]}x{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[5]}")
+def test_many_tiles_are_not_for_direct(call):
+    assert chosen(*call) != "direct"
+
+
+def test_a_small_gradient_of_weight_is_one_launch():
+    """conv2d with a 1x1 kernel: the sm90 path copies grad_output and adds up splits beside its product."""
+    image, weight = torch.empty(25, 16, 1, 1, device="meta"), torch.empty(8, 16, 1, 1, device="meta")
+    large = torch.empty(25, 16, 56, 56, device="meta").to(memory_format=torch.channels_last)
+    with _explain.tf32(True):
+        explanations = [
+            cuda_ops.explain(cuda_ops.functional.conv2d, of, weight, capability="9.0", show=False)
+            for of in (image, large)
+        ]
+    names = [{p.name: p.chosen.name for p in explanation.products} for explanation in explanations]
+    assert [of["gradient of weight"] for of in names] == ["gemm_1x1", "sm90"]
