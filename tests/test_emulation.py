@@ -34,7 +34,10 @@ OPS = {
     "histogram": (["histogram/histogram.cu"], 40),
     "layer_norm": (["layer_norm", "common/paths.cu"], 30),
     "round_list": (["round_list.cu"], 60),
-    "softmax": (["softmax.cu", "log_softmax.cu", "logsumexp.cu", "softmax", "common/paths.cu"], 60),
+    "softmax": (
+        ["softmax.cu", "log_softmax.cu", "logsumexp.cu", "masked_softmax.cu", "softmax", "common/paths.cu"],
+        60,
+    ),
     "winograd": (["conv2d/winograd"], 60),
     "attention": (
         ["attention", "attention/mma", "attention/decode", "common/paths.cu"],

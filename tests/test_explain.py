@@ -202,6 +202,8 @@ def test_what_the_size_decides():
         assert set(chosen(function, meta(2048, 50257), 1, capability="8.0").values()) == {"thread_group"}
         assert set(chosen(function, meta(64, 50257), 1, capability="8.0").values()) == {"split"}
         assert set(chosen(function, meta(50257, 8), 0, capability="9.0").values()) == {"split"}
+    assert chosen(F.masked_softmax, meta(8, 50257), capability="9.0")["forward"] == "split"
+    assert chosen(F.masked_softmax, meta(8, 8192), capability="9.0")["forward"] == "row"
     assert set(chosen(F.layer_norm, meta(8, 768), (768,), capability="9.0").values()) == {"registers"}
     assert chosen(F.layer_norm, meta(8, 8192), (8192,), capability="9.0") == {
         "forward": "registers",

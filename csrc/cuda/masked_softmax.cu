@@ -1,9 +1,10 @@
 // masked_softmax: output = softmax(input * scale + mask) along rows, of the columns that take part; 0 where none does.
 // Rows of whole aligned 16-byte pieces that fit into the registers of 32, 128 or 512 threads are read once: scores, then
 // exponentials, stay there in float32. Any other row goes to a warp or a block, element by element, which reads it
-// twice: for the largest score and the sum at one go, then, mostly from cache, for the result. Of what causality hides
-// nothing is read. The mask is read by pieces where it lies alike, and comes from the caches if rows share it. Bound by
-// memory: one read, one write.
+// twice: for the largest score and the sum at one go, then, mostly from cache, for the result. Long rows that are too few
+// to fill the GPU are cut into parts, and two kernels do the same with those. Of what causality hides nothing is read. The
+// mask is read by pieces where it lies alike, and comes from the caches if rows share it. Bound by memory: one read, one
+// write.
 #include "cuda_ops/masked_softmax.h"
 
 #include "common/aligned_vector.cuh"
@@ -221,10 +222,67 @@ __global__ void __launch_bounds__(GROUP_THREADS) masked_softmax_group_kernel(con
     }
 }
 
+// --- rows in parts --------------------------------------------------------------------------------------------------
+
+// Part p of a row has the columns from p * part on; a block has a part.
+struct MaskedParts {
+    int64_t parts, part;
+};
+
+// states: of all parts, [rows, parts].
+template <typename T>
+__global__ void __launch_bounds__(GROUP_THREADS)
+    masked_softmax_states_kernel(log_sum_exp<accumulate_type<T>> *states, const __grid_constant__ MaskedRows<T> call,
+                                 const MaskedParts cut)
+{
+    typedef accumulate_type<T> A;
+    __shared__ log_sum_exp<A> scratch[GROUP_THREADS];
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t task = blockIdx.x; task < call.rows * cut.parts; task += gridDim.x) {
+        const int64_t row = task / cut.parts, begin = (task - row * cut.parts) * cut.part;
+        const RowMask<T> mask = row_mask(call, row);
+        const int64_t end = begin + cut.part < mask.seen ? begin + cut.part : mask.seen;
+        const T *const x = call.input + row * call.cols;
+        log_sum_exp<A> state = log_sum_exp_of_none<A>();
+        for (int64_t c = begin + threadIdx.x; c < end; c += GROUP_THREADS)
+            add_element(state, score_of(load_as_accumulate(x[c]), mask, c, call.scale));
+        state = group_reduce<GROUP_THREADS, false>(state, scratch);
+        if (threadIdx.x == 0)
+            states[task] = state;
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(GROUP_THREADS)
+    masked_softmax_parts_kernel(const log_sum_exp<accumulate_type<T>> *states,
+                                const __grid_constant__ MaskedRows<T> call, const MaskedParts cut)
+{
+    typedef accumulate_type<T> A;
+    __shared__ log_sum_exp<A> scratch[GROUP_THREADS];
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t task = blockIdx.x; task < call.rows * cut.parts; task += gridDim.x) {
+        const int64_t row = task / cut.parts, begin = (task - row * cut.parts) * cut.part;
+        const RowMask<T> mask = row_mask(call, row);
+        const int64_t end = begin + cut.part < call.cols ? begin + cut.part : call.cols;
+        log_sum_exp<A> state = log_sum_exp_of_none<A>();
+        for (int64_t p = threadIdx.x; p < cut.parts; p += GROUP_THREADS)
+            state = combine(state, states[row * cut.parts + p]);
+        const Quotient<A> quotient = quotient_of(group_reduce<GROUP_THREADS, false>(state, scratch));
+        const T *const x = call.input + row * call.cols;
+        T *const y = call.output + row * call.cols;
+        for (int64_t c = begin + threadIdx.x; c < end; c += GROUP_THREADS) {
+            const A score = c < mask.seen ? score_of(load_as_accumulate(x[c]), mask, c, call.scale) : -A(CUDART_INF);
+            y[c] = store_from_accumulate<T>(exp_for<T>(score - quotient.shift) * quotient.factor);
+        }
+    }
+}
+
 // --- launchers ------------------------------------------------------------------------------------------------------
 
 struct MaskedSoftmaxCall {
-    void *output;
+    void *output, *workspace;
     const void *input;
     cuda_ops_mask mask;
     double scale;
@@ -278,6 +336,56 @@ static cuda_ops_status row(const MaskedSoftmaxCall &call, const Device &)
     return CUDA_OPS_INVALID_ARGUMENT;
 }
 
+// As softmax/split.cu has it.
+static constexpr int WANTED_BLOCKS = 4; // of a multiprocessor
+static constexpr int64_t SHORTEST_PART = 4096;
+
+static MaskedParts cut_rows(const MaskedSoftmaxCall &call, const Device &device)
+{
+    const int64_t most = call.cols / SHORTEST_PART, target = WANTED_BLOCKS * (int64_t)device.multiprocessors;
+    const int64_t wanted = call.rows > 0 ? target / call.rows : 1, parts = wanted < most ? wanted : most;
+    if (parts <= 1)
+        return {1, call.cols};
+    const int64_t part = ceil_div(call.cols, parts);
+    return {ceil_div(call.cols, part), part};
+}
+
+static Answer split_supports(const MaskedSoftmaxCall &, const Device &)
+{
+    return YES;
+}
+
+// By sizes alone: for what lies where, the workspace has been asked for before it is known.
+static Answer split_is_fast(const MaskedSoftmaxCall &call, const Device &device)
+{
+    if (pieces_of(call) <= 512 * 4)
+        return no("rows are short enough for registers");
+    return cut_rows(call, device).parts >= WANTED_BLOCKS ? YES : no("rows are many");
+}
+
+static int64_t split_workspace(const MaskedSoftmaxCall &call, const Device &device)
+{
+    return 2 * (call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4) * call.rows * cut_rows(call, device).parts;
+}
+
+template <typename T>
+static cuda_ops_status launch_split(const MaskedSoftmaxCall &call, const MaskedParts &cut)
+{
+    typedef log_sum_exp<accumulate_type<T>> State;
+    const dim3 grid(clamp_grid(call.rows * cut.parts)), block(GROUP_THREADS);
+    const MaskedRows<T> rows = masked_rows<T>(call);
+    launch_dependent(masked_softmax_states_kernel<T>, grid, block, 0, call.stream, (State *)call.workspace, rows, cut);
+    launch_dependent(masked_softmax_parts_kernel<T>, grid, block, 0, call.stream, (const State *)call.workspace, rows,
+                     cut);
+    return launch_status();
+}
+
+static cuda_ops_status split(const MaskedSoftmaxCall &call, const Device &device)
+{
+    CUDA_OPS_DISPATCH(call.dtype, T, return launch_split<T>(call, cut_rows(call, device)));
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
 static Answer group_supports(const MaskedSoftmaxCall &, const Device &)
 {
     return YES;
@@ -300,19 +408,30 @@ static cuda_ops_status group(const MaskedSoftmaxCall &call, const Device &)
     return CUDA_OPS_INVALID_ARGUMENT;
 }
 
-static PathTable<MaskedSoftmaxCall, 2> table = {
+static PathTable<MaskedSoftmaxCall, 3> table = {
     {"CUDA_OPS_MASKED_SOFTMAX_PATH"},
     {{"row", "masked_softmax.cu", "masked_softmax_row_kernel", row_supports, nullptr, nullptr, row},
+     {"split", "masked_softmax.cu", "masked_softmax_states_kernel masked_softmax_parts_kernel", split_supports,
+      split_is_fast, split_workspace, split},
      {"thread_group", "masked_softmax.cu", "masked_softmax_group_kernel", group_supports, nullptr, nullptr, group}}};
+
+static MaskedSoftmaxCall call_of(int64_t rows, int64_t cols, cuda_ops_dtype dtype)
+{
+    return {nullptr, nullptr, nullptr, {}, 1, rows, cols, dtype, nullptr};
+}
 
 extern "C" int cuda_ops_masked_softmax_paths_cuda(cuda_ops_path_report *reports, int room, int64_t rows, int64_t cols,
                                                   cuda_ops_dtype dtype, const cuda_ops_device_facts *device)
 {
-    return report_paths(reports, room, table, MaskedSoftmaxCall{nullptr, nullptr, {}, 1, rows, cols, dtype, nullptr},
-                        device);
+    return report_paths(reports, room, table, call_of(rows, cols, dtype), device);
 }
 
-extern "C" cuda_ops_status cuda_ops_masked_softmax_forward_cuda(void *output, const void *input,
+extern "C" size_t cuda_ops_masked_softmax_workspace_cuda(int64_t rows, int64_t cols, cuda_ops_dtype dtype)
+{
+    return rows == 0 || cols == 0 ? 0 : (size_t)path_workspace(table, call_of(rows, cols, dtype));
+}
+
+extern "C" cuda_ops_status cuda_ops_masked_softmax_forward_cuda(void *output, void *workspace, const void *input,
                                                                 const cuda_ops_mask *mask, double scale, int64_t rows,
                                                                 int64_t cols, cuda_ops_dtype dtype,
                                                                 cuda_ops_stream stream)
@@ -321,5 +440,5 @@ extern "C" cuda_ops_status cuda_ops_masked_softmax_forward_cuda(void *output, co
         return CUDA_OPS_SUCCESS;
     if (mask->dims > CUDA_OPS_MASK_DIMS)
         return CUDA_OPS_INVALID_ARGUMENT;
-    return run_path(table, MaskedSoftmaxCall{output, input, *mask, scale, rows, cols, dtype, stream});
+    return run_path(table, MaskedSoftmaxCall{output, workspace, input, *mask, scale, rows, cols, dtype, stream});
 }

@@ -11,6 +11,7 @@
 #include "checks.h"
 #include "empty.h"
 #include "halves.h"
+#include "softmax_shape.h"
 
 namespace cuda_ops
 {
@@ -85,16 +86,20 @@ static Tensor masked_softmax_forward(const Tensor &input, const std::optional<Te
     Tensor kept;
     const cuda_ops_mask kernel_mask = mask_of(kept, x, widened(mask), is_causal);
     const int64_t cols = x.size(-1), rows = x.numel() / cols;
-    if (x.is_cuda())
-        CUDA_OPS_LAUNCH(op, cuda_ops_masked_softmax_forward_cuda(output.data_ptr(), x.const_data_ptr(), &kernel_mask,
-                                                                 scale, rows, cols, dtype, current_stream(op)));
-    else
+    if (x.is_cuda()) {
+        const Tensor workspace =
+            workspace_if_any(x, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_masked_softmax_workspace_cuda(rows, cols, dtype)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_masked_softmax_forward_cuda(output.data_ptr(), pointer_to(workspace),
+                                                                 x.const_data_ptr(), &kernel_mask, scale, rows, cols,
+                                                                 dtype, current_stream(op)));
+    } else {
         parallel_rows(
             op, rows, 1, std::max<int64_t>(ELEMENTWISE_GRAIN / 8 / cols, 1), dtype,
             [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
                 return cuda_ops_masked_softmax_forward_cpu(to, from, &kernel_mask, scale, cols, begin, end, type);
             },
             writes(output, cols), reads(x, cols));
+    }
     return output;
 }
 

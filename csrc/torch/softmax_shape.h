@@ -1,4 +1,4 @@
-// Input seen as [outer, cols, inner], for softmax and log_softmax.
+// Input seen as [outer, cols, inner], for softmax and log_softmax, and their workspace.
 #pragma once
 
 #include <algorithm>

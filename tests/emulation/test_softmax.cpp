@@ -1,15 +1,16 @@
-// softmax, log_softmax and logsumexp, and their gradients, by every path: rows of a part of a warp, a block and a cluster,
+// softmax, log_softmax, masked_softmax and logsumexp, and gradients, by every path: rows of a part of a warp, a block and a cluster,
 // in registers, wherever they start; columns that are read twice, and in parts by two kernels.
 #include "cases.h"
 #include "cuda_ops/log_softmax.h"
 #include "cuda_ops/logsumexp.h"
+#include "cuda_ops/masked_softmax.h"
 #include "cuda_ops/softmax.h"
 
 using namespace emulation;
 
 static const char *const PATHS[] = {"unaligned_row", "row", "split", "cluster", "thread_group"};
 
-// The path that is forced, or where it cannot, the one that is chosen.
+// The path that is forced, or where it cannot or the op has none of that name, the one that is chosen.
 template <typename Call>
 static const char *by_some_path(const char *variable, Call call)
 {
@@ -22,7 +23,7 @@ static const char *by_some_path(const char *variable, Call call)
         cuda_ops_reload_paths_cuda();
         if (status == CUDA_OPS_SUCCESS)
             return path;
-        if (status != CUDA_OPS_PATH_CANNOT)
+        if (status != CUDA_OPS_PATH_CANNOT && status != CUDA_OPS_UNKNOWN_PATH)
             fail("path %s: status %d", path, status);
     }
     expect_success(call());
@@ -128,7 +129,55 @@ static void softmax(int64_t number)
     }
 }
 
+static void masked_softmax(int64_t number)
+{
+    const cuda_ops_dtype dtype = DTYPES[random_below(4)];
+    const bool half = bytes_of(dtype) == 2, is_long = one_in(2);
+    const int64_t cols = is_long ? random_in(8200, half ? 40000 : 25000) : random_size(2500);
+    const int64_t rows = is_long ? random_in(1, 4) : random_size(20000 / cols + 1), count = rows * cols;
+    const double scale = 0.5;
+    const Array input = Array(count, dtype).random(), output(count, dtype);
+    cuda_ops_mask mask = {};
+    mask.kind = (cuda_ops_mask_kind)random_below(3);
+    mask.dims = 1, mask.sizes[0] = rows, mask.strides[0] = one_in(2) ? cols : 0, mask.col_stride = 1;
+    const bool additive = mask.kind == CUDA_OPS_MASK_ADDITIVE;
+    const Array summands = Array(count, dtype).random();
+    uint8_t *const flags = (uint8_t *)device_memory((size_t)count, one_in(2) ? 0 : 3);
+    const bool nothing = one_in(6); // takes part in the last row
+    for (int64_t i = 0; i < count; i++)
+        flags[i] = !one_in(4) && !(nothing && i >= count - cols);
+    mask.values = additive ? summands.data : flags;
+    mask.queries = one_in(3) ? random_in(1, rows) : 0;
+    std::vector<double> x((size_t)count), expected((size_t)count), added((size_t)count);
+    for (int64_t i = 0; i < count; i++)
+        x[(size_t)i] = input[i], added[(size_t)i] = summands[i];
+    cuda_ops_mask exact_mask = mask;
+    exact_mask.values = additive ? (const void *)added.data() : flags;
+    expect_success(cuda_ops_masked_softmax_forward_cpu(expected.data(), x.data(), &exact_mask, scale, cols, 0, rows,
+                                                       CUDA_OPS_FLOAT64));
+    describe("case %lld: masked_softmax, %lld rows of %lld, mask %d, %lld queries, dtype %d, %d resident",
+             (long long)number, (long long)rows, (long long)cols, mask.kind, (long long)mask.queries, dtype,
+             resident_blocks);
+    const char *const path = by_some_path("CUDA_OPS_MASKED_SOFTMAX_PATH", [&] {
+        void *const workspace = device_memory(cuda_ops_masked_softmax_workspace_cuda(rows, cols, dtype), 0);
+        return cuda_ops_masked_softmax_forward_cuda(output.data, workspace, input.data, &mask, scale, rows, cols, dtype,
+                                                    nullptr);
+    });
+    for (int64_t i = 0; i < count; i++)
+        expect_near(path, i, output[i], expected[(size_t)i],
+                    (rounding_of(dtype) + (dtype == CUDA_OPS_FLOAT64 ? 1e-13 : 4e-6)) * expected[(size_t)i] +
+                        (half ? 6e-8 : 1e-300));
+}
+
+static void one_case(int64_t number)
+{
+    if (one_in(4))
+        masked_softmax(number);
+    else
+        softmax(number);
+}
+
 int main(int argc, char **argv)
 {
-    return run_cases(argc, argv, "softmax", softmax);
+    return run_cases(argc, argv, "softmax", one_case);
 }

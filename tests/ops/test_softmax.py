@@ -198,13 +198,31 @@ def forced(path, *names):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("path", ["row", "thread_group"])
+@pytest.mark.parametrize("path", ["row", "split", "thread_group"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_forced_paths_of_masked_softmax_agree(path, dtype):
-    x = torch.randn(37, 264, device="cuda", dtype=dtype)
-    mask = torch.rand(264, device="cuda") > 0.2
-    with forced(path, "MASKED_SOFTMAX"):
-        assert_close(masked_softmax(x, mask), reference(x.cpu().double(), mask.cpu()), RELATIVE_NORM[dtype])
+    for rows, cols in [(37, 264), (3, 50_257)]:
+        if path == "row" and cols > 264:
+            continue
+        x = torch.randn(rows, cols, device="cuda", dtype=dtype)
+        mask = torch.rand(cols, device="cuda") > 0.2
+        with forced(path, "MASKED_SOFTMAX"):
+            output = masked_softmax(x, mask)
+            assert_close(output, reference(x.cpu().double(), mask.cpu()), RELATIVE_NORM[dtype])
+            assert torch.equal(masked_softmax(x, mask), output)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("cols", [16_385, 50_257])
+def test_long_masked_rows(cols):
+    """In parts: causal, without any score in a part or in the row, and with what is not finite."""
+    x = torch.randn(5, cols, generator=torch.Generator().manual_seed(cols))
+    mask = torch.ones(5, cols, dtype=torch.bool)
+    mask[1], mask[2, :9000], mask[3, 1:] = False, False, False
+    x[4, 70], x[2, 5], x[0, 10_000] = INF, NAN, -INF
+    for causal in (False, True):
+        output = masked_softmax(x.cuda(), mask.cuda(), 0.5, causal)
+        assert_close(output, reference(x.double(), mask, 0.5, causal), 2e-6)
 
 
 def takes(path, backward, dtype, rows, cols):

@@ -5,11 +5,14 @@
  *         = -inf                                   elsewhere
  *   output = exp(score - max) / sum(exp(score - max)), and 0 throughout where no score is above -inf
  *
- *   input, output: [rows, cols], dense, of the same dtype; output may be input. No workspace.
+ *   input, output: [rows, cols], dense, of the same dtype; output may be input
+ *   workspace: see the query for it; none on the CPU
  * A row with a NaN or +inf among its scores is NaN throughout. The gradient is cuda_ops_softmax_backward's.
  */
 #ifndef CUDA_OPS_MASKED_SOFTMAX_H
 #define CUDA_OPS_MASKED_SOFTMAX_H
+
+#include <stddef.h>
 
 #include "cuda_ops/core.h"
 #include "cuda_ops/paths.h"
@@ -40,9 +43,12 @@ typedef struct cuda_ops_mask {
 cuda_ops_status cuda_ops_masked_softmax_forward_cpu(void *output, const void *input, const cuda_ops_mask *mask,
                                                     double scale, int64_t cols, int64_t begin, int64_t end,
                                                     cuda_ops_dtype dtype);
-cuda_ops_status cuda_ops_masked_softmax_forward_cuda(void *output, const void *input, const cuda_ops_mask *mask,
-                                                     double scale, int64_t rows, int64_t cols, cuda_ops_dtype dtype,
-                                                     cuda_ops_stream stream);
+
+/* Bytes of device memory, aligned to 16, that forward needs on the current device: 0 unless rows are few and long. */
+size_t cuda_ops_masked_softmax_workspace_cuda(int64_t rows, int64_t cols, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_masked_softmax_forward_cuda(void *output, void *workspace, const void *input,
+                                                     const cuda_ops_mask *mask, double scale, int64_t rows,
+                                                     int64_t cols, cuda_ops_dtype dtype, cuda_ops_stream stream);
 
 /* The table for a call whose tensors are aligned (paths.h): fills in at most `room` reports, and returns how many rows
  * there are. device: NULL for the current one. */
