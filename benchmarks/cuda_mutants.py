@@ -304,7 +304,6 @@ def run(options) -> int:
         "torch": torch.__version__,
         "limit": options.limit,
     }
-    options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pack = folder / "pack"
@@ -341,6 +340,25 @@ def run(options) -> int:
     return 0
 
 
+def check(options) -> None:
+    """Ends, with a line that says why, what cannot be done as it was asked for."""
+    numbers = {defect.number for defect in DEFECTS}
+    for number in options.only or ():
+        if number not in numbers:
+            sys.exit(f"cuda_mutants: --only {number}: there are {min(numbers)} to {max(numbers)} (cuda_defects.py)")
+    for name in ("jobs", "workers", "seconds", "limit"):
+        value = getattr(options, name, 1)
+        if not 0 < value < float("inf"):
+            sys.exit(f"cuda_mutants: --{name} {value}: expected a number above 0")
+    if options.command == "run":
+        if not zipfile.is_zipfile(options.pack):
+            sys.exit(f"cuda_mutants: --pack {options.pack} is not there, or is no zip file: `build` writes it")
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            sys.exit(f"cuda_mutants: --out {options.out} cannot be made: {error.strerror}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -357,6 +375,7 @@ def main() -> int:
             command.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="whose tests are run")
             command.add_argument("--out", type=Path, default=ROOT / "runs" / "cuda_mutants")
     options = parser.parse_args()
+    check(options)
     options.defects = [d for d in DEFECTS if not options.only or d.number in options.only]
     return build(options) if options.command == "build" else run(options)
 

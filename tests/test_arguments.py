@@ -206,6 +206,39 @@ def test_what_is_no_dtype_is_a_type_error(value):
         F.gather_normalize(images, indices, 0.0, 1.0, dtype=value)
 
 
+# Kinds of tensors that no kernel takes, as messages name them.
+NOT_DENSE = {
+    "a sparse tensor": [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_csc],
+    "a tensor of MKL-DNN's layout": [torch.Tensor.to_mkldnn],
+    "a quantized tensor": [lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC) tensor support")
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_tensors_that_are_not_dense_are_refused(kind):
+    """By a line that names op and argument, whichever argument it is, and where a gradient is wanted."""
+    x, refused = torch.eye(3), f"to be a dense tensor, got {kind}$"
+    for make in NOT_DENSE[kind]:
+        odd = make(x)
+        calls = {
+            "relu: expected input": lambda odd=odd: F.relu(odd),
+            "softmax: expected input": lambda odd=odd: F.softmax(odd, 0),
+            "sum: expected input": lambda odd=odd: F.sum(odd),
+            "add2: expected other": lambda odd=odd: F.add2(x, odd),
+            "linear: expected weight": lambda odd=odd: F.linear(x, odd),
+            "linear_gelu: expected input": lambda odd=odd: F.linear_gelu(odd, x),
+            "matmul: expected other": lambda odd=odd: F.matmul(x, odd),
+            "concat: expected tensors": lambda odd=odd: F.concat([x, odd]),
+        }
+        for start, call in calls.items():
+            with pytest.raises(NotImplementedError, match=f"^{start} {refused}"):
+                call()
+    if "quantized" not in kind:
+        with pytest.raises(NotImplementedError, match=f"^relu: expected input {refused}"):
+            F.relu(make(x).requires_grad_())
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 @pytest.mark.parametrize(

@@ -43,6 +43,26 @@ def test_a_text_that_is_not_there_is_an_error():
         cuda_mutants.mutated(next(defect for defect in DEFECTS if defect.file == "concat.cu"), "")
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["build", "--only", "99999"], "--only 99999: there are "),
+        (["build", "--jobs", "0"], "--jobs 0: expected a number above 0"),
+        (["run", "--workers", "0"], "--workers 0: expected a number above 0"),
+        (["run", "--limit", "-1"], "--limit -1.0: expected a number above 0"),
+        (["run", "--seconds", "nan"], "--seconds nan: expected a number above 0"),
+        (["run", "--pack", "nowhere.zip"], "--pack nowhere.zip is not there, or is no zip file"),
+        (["run", "--pack", __file__], f"--pack {__file__} is not there, or is no zip file"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(arguments, message, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["cuda_mutants.py", *arguments])
+    monkeypatch.setattr(cuda_mutants, "build", None)
+    monkeypatch.setattr(cuda_mutants, "run", None)
+    with pytest.raises(SystemExit, match=f"^cuda_mutants: {message}"):
+        cuda_mutants.main()
+
+
 def entry(kind, architecture, payload):
     header = struct.pack("<HHIQ", kind, 257, 64, len(payload)) + bytes(12) + struct.pack("<I", architecture) + bytes(32)
     return header + payload

@@ -157,27 +157,43 @@ std::string display_name(const c10::OperatorHandle &op)
     return name;
 }
 
-static void refuse_nested(const c10::OperatorHandle &op, torch::jit::Stack *stack)
+// What a tensor is that has no strides, or whose elements are codes of numbers; null for any other.
+static const char *kind_not_dense(const Tensor &tensor)
+{
+    if (!tensor.defined())
+        return nullptr;
+    if (tensor.is_nested())
+        return "a nested tensor";
+    if (tensor.is_quantized())
+        return "a quantized tensor";
+    if (tensor.layout() == at::kMkldnn)
+        return "a tensor of MKL-DNN's layout";
+    return tensor.layout() == at::kStrided ? nullptr : "a sparse tensor";
+}
+
+static void refuse_not_dense(const c10::OperatorHandle &op, torch::jit::Stack *stack)
 {
     const auto &arguments = op.schema().arguments();
     for (size_t i = 0; i < arguments.size(); i++) {
         const c10::IValue &value = (*stack)[stack->size() - arguments.size() + i];
-        bool is_nested = value.isTensor() && value.toTensor().is_nested();
+        const char *kind = value.isTensor() ? kind_not_dense(value.toTensor()) : nullptr;
         if (value.isTensorList())
             for (const Tensor &tensor : value.toTensorVector())
-                is_nested |= tensor.is_nested();
-        TORCH_CHECK_NOT_IMPLEMENTED(!is_nested, display_name(op), ": expected ", arguments[i].name(),
-                                    " to be a dense tensor, got a nested tensor");
+                kind = kind ? kind : kind_not_dense(tensor);
+        TORCH_CHECK_NOT_IMPLEMENTED(!kind, display_name(op), ": expected ", arguments[i].name(),
+                                    " to be a dense tensor, got ", kind);
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(false, display_name(op), ": nested tensors are not supported");
+    TORCH_CHECK_NOT_IMPLEMENTED(false, display_name(op), ": tensors that are not dense are not supported");
 }
 
-void refuse_nested_tensors(torch::Library &library, const char *name)
+void refuse_tensors_not_dense(torch::Library &library, const char *name)
 {
     using c10::DispatchKey;
     for (const DispatchKey key :
-         {DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA, DispatchKey::AutogradNestedTensor})
-        library.impl(name, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&refuse_nested>()));
+         {DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA, DispatchKey::AutogradNestedTensor,
+          DispatchKey::SparseCPU, DispatchKey::SparseCUDA, DispatchKey::SparseCsrCPU, DispatchKey::SparseCsrCUDA,
+          DispatchKey::MkldnnCPU, DispatchKey::QuantizedCPU, DispatchKey::QuantizedCUDA})
+        library.impl(name, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&refuse_not_dense>()));
 }
 
 // The library's own description, which `doctor` compares with what the build recorded.

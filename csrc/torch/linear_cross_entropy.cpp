@@ -466,7 +466,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor grad_weight, Tensor grad_bias, int reduction) -> (Tensor, Tensor, Tensor)");
     CUDA_OPS_IMPLEMENT(library, "linear_cross_entropy_forward", cuda_ops::linear_cross_entropy_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_cross_entropy_scale", cuda_ops::linear_cross_entropy_scale);
-    cuda_ops::refuse_nested_tensors(library, "linear_cross_entropy");
+    cuda_ops::refuse_tensors_not_dense(library, "linear_cross_entropy");
     CUDA_OPS_AUTOCAST(library, "linear_cross_entropy", INPUT_ONLY);
     CUDA_OPS_DERIVATIVES(
         library, "linear_cross_entropy_forward",

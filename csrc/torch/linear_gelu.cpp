@@ -270,7 +270,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "linear_gelu_forward", cuda_ops::linear_gelu_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_gelu_backward", cuda_ops::linear_gelu_backward);
     CUDA_OPS_IMPLEMENT(library, "gelu_linear_backward", cuda_ops::gelu_linear_backward);
-    cuda_ops::refuse_nested_tensors(library, "linear_gelu");
+    cuda_ops::refuse_tensors_not_dense(library, "linear_gelu");
     CUDA_OPS_AUTOCAST(library, "linear_gelu", LOWER_PRECISION);
     CUDA_OPS_DERIVATIVES(
         library, "linear_gelu_forward",

@@ -146,7 +146,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("matmul(Tensor input, Tensor other) -> (Tensor output)", cuda_ops::matmul);
     library.def("matmul_forward(Tensor input, Tensor other) -> (Tensor output)");
     CUDA_OPS_IMPLEMENT(library, "matmul_forward", cuda_ops::matmul_forward);
-    cuda_ops::refuse_nested_tensors(library, "matmul");
+    cuda_ops::refuse_tensors_not_dense(library, "matmul");
     CUDA_OPS_AUTOCAST(library, "matmul", LOWER_PRECISION);
     CUDA_OPS_DERIVATIVES(
         library, "matmul_forward",
