@@ -9,12 +9,14 @@ import torch.optim
 
 from ._superset import superset
 from .ops.adam import Adam, AdamW
+from .ops.muon import Muon
 from .ops.sgd import SGD
 
 __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Muon",
 ]
 
 if TYPE_CHECKING:  # see nn.py
