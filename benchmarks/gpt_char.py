@@ -2,9 +2,11 @@
 1.4697, over the whole validation text.
 
 The model is nanoGPT's (6 layers, 6 heads, 384 features, contexts of 256 characters), trained by AdamW in bf16 under
-autocast, each step one CUDA graph, the same recipe for all (on the CPU a smaller one in fp32, to try it out). Timed, by
-the host's clock between two synchronisations: the order of the sequences (drawn on the device), the learning rates, and
-every step of the training. Not timed: the first weights, the text's way to the device, what a process does once
+autocast, each step one CUDA graph, the same recipe for all (on the CPU a smaller one in fp32, to try it out): it begins
+with half of the layers, each of which becomes two, and with short contexts; a few of the characters that it sees are
+wrong; and its weights are in the end an average over the last steps. Timed, by the host's clock between two
+synchronisations: the order of the sequences (drawn on the device), the learning rates, every step of the training, the
+growth and the averages. Not timed: the first weights, the text's way to the device, what a process does once
 (compilation, the capture of graphs; `ready` is all of that), and the evaluation, for which contexts follow each other
 without a gap and the last one is as long as is left.
 
@@ -18,12 +20,15 @@ python benchmarks/gpt_char.py --sweep lr=2e-3 lr=3e-3,steps=900     these recipe
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import random
+import re
 import statistics
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import gpt2_step
 import harness
@@ -45,6 +50,10 @@ QUICK_TOKENS = 1 << 12
 """Of the validation text, with --quick."""
 EVALUATED_TOGETHER = 64
 """Contexts."""
+AVERAGED_EVERY = 4
+"""Steps: of so many the last one's weights have a part in the average."""
+LAYER = re.compile(r"(?<=\.h\.)\d+")
+"""In a parameter's name."""
 MODELS = {"cuda": "char", "cpu": "cpu-char"}
 VARIANTS = {
     "fused": gpt2_step.Variant("fused", "fused", graph=True),
@@ -61,48 +70,78 @@ class Recipe:
     batch: int = 32
     """Sequences of `length`."""
     length: int = 256
-    steps: int = 1100
-    lr: float = 3e-3
+    steps: int = 1500
+    lr: float = 2e-3
     """Highest."""
-    last_lr: float = 0.0
+    last_lr: float = 0.15
     """What the learning rate has fallen to after the last step, as a share of the highest."""
-    warmup: int = 60
+    warmup: int = 120
     """Steps in which it rises."""
-    schedule: str = "cosine"
+    hold: float = 0.3
+    """Share of the steps, warm-up included, after which it falls."""
+    schedule: str = "linear"
     """How it falls: "cosine", along half a one, or "linear"."""
-    dropout: float = 0.0
-    weight_decay: float = 0.1
+    dropout: float = 0.1
+    """Behind the embeddings and of what each half of a block adds."""
+    attention_dropout: float = 0.0
+    """Of attention's weights."""
+    noise: float = 0.05
+    """Share of a sequence's characters that the model sees as others: those of another sequence of the batch."""
+    weight_decay: float = 0.5
     beta2: float = 0.99
     clip: float = 1.0
-    short: int = 0
+    short: int = 64
     """Length of the first sequences, of which a batch has as many as take its tokens; 0: all are of `length`."""
-    short_share: float = 0.0
+    short_share: float = 0.33
     """Share of the steps that are of them."""
+    shallow: int = 3
+    """Layers that the model begins with. Each of them then stands for as many of the whole model's as there are."""
+    shallow_share: float = 0.4
+    """Share of the steps with them."""
+    average: int = 64
+    """Steps over which the weights are averaged, exponentially; the average is what has been trained. 0: the last
+    weights are."""
+    average_share: float = 0.4
+    """Share of the steps, the last ones, in which they are."""
 
     def __post_init__(self):
         if self.schedule not in ("cosine", "linear"):
             raise ValueError(f"schedule={self.schedule}: expected cosine or linear")
         if self.short_share and not 0 < self.short <= self.length:
             raise ValueError(f"short={self.short}: expected a length from 1 to {self.length}")
+        if self.shallow < 1 or not 0 <= self.shallow_share < 1:
+            raise ValueError(
+                f"shallow={self.shallow}, shallow_share={self.shallow_share}: expected at least 1 layer, and a share "
+                "from 0 to less than 1"
+            )
+        if self.average and not (self.average >= AVERAGED_EVERY and self.shallow_share + self.average_share <= 1):
+            raise ValueError(
+                f"average={self.average}: expected at least {AVERAGED_EVERY} steps, of those of the whole model alone"
+            )
 
     def learning_rates(self) -> torch.Tensor:
         """[steps]"""
         step = torch.arange(self.steps, dtype=torch.float64)
         rising = (step + 1) / (self.warmup + 1)
-        share = ((step - self.warmup) / max(1, self.steps - self.warmup)).clamp(0, 1)
+        begin = max(self.warmup, self.hold * self.steps)
+        share = ((step - begin) / max(1, self.steps - begin)).clamp(0, 1)
         falling = 0.5 * (1 + torch.cos(math.pi * share)) if self.schedule == "cosine" else 1 - share
         falling = self.last_lr + (1 - self.last_lr) * falling
         return (self.lr * torch.where(step < self.warmup, rising, falling)).float()
 
-    def stages(self) -> list[tuple[int, int, int]]:
-        """(steps, sequences of a batch, their length), one after the other."""
-        first = round(self.short_share * self.steps)
-        stages = [(first, self.batch * self.length // self.short, self.short)] if first else []
-        return [*stages, (self.steps - first, self.batch, self.length)] if self.steps > first else stages
+    def stages(self) -> list["Stage"]:
+        """One after the other."""
+        short, shallow = (round(share * self.steps) for share in (self.short_share, self.shallow_share))
+        ends, stages = sorted({0, short, shallow, self.steps}), []
+        for begin, end in itertools.pairwise(ends):
+            length = self.short if begin < short else self.length
+            layers = self.shallow if begin < shallow else None
+            stages.append(Stage(end - begin, self.batch * self.length // length, length, layers))
+        return stages
 
     @property
     def tokens(self) -> int:
-        return sum(steps * batch * length for steps, batch, length in self.stages())
+        return sum(stage.steps * stage.batch * stage.length for stage in self.stages())
 
     def changed(self, changes: str) -> "Recipe":
         """By "lr=2e-3,steps=900".
@@ -128,6 +167,14 @@ class Recipe:
         return dataclasses.replace(recipe, config=config, min_lr=self.lr * self.last_lr, **ours, **others)
 
 
+class Stage(NamedTuple):
+    steps: int
+    batch: int
+    length: int
+    layers: int | None
+    """None: all of the model's."""
+
+
 def texts(held_out: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens to train on and those to measure the loss by: the validation text, or with `held_out` the last tenth
     of the training text, which is then not trained on."""
@@ -149,15 +196,31 @@ class Training:
         gpt2_step.set_precision(precision)
         self.settings = recipe.for_optimizer(MODELS[device.type])
         self.tokens = tokens.to(device)
-        self.step = gpt2_step.make_step(VARIANTS[variant], self.settings, precision, device, self._batch)
+        self.stages = recipe.stages()
+        whole = self.settings.config.n_layer
+        self.steps = {layers: self._step(VARIANTS[variant], layers or whole) for *_, layers in self.stages}
+        self.step = self.steps[None]
+        self.average = [torch.empty_like(p) for p in self.model.parameters()] if recipe.average else []
         self.rates = recipe.learning_rates().to(device)
         # What a sequence is gathered by: the length of the row tells a graph of short ones from the other's.
-        self.offsets = {length: torch.arange(length + 1, device=device) for _, _, length in recipe.stages()}
+        self.offsets = {stage.length: torch.arange(stage.length + 1, device=device) for stage in self.stages}
+
+    def _step(self, variant, layers: int):
+        """The step of a model of so many layers."""
+        recipe = dataclasses.replace(self.settings, config=dataclasses.replace(self.settings.config, n_layer=layers))
+        step = gpt2_step.make_step(variant, recipe, self.precision, self.device, self._batch)
+        for block in step.model.transformer["h"]:
+            block.attn.dropout = self.recipe.attention_dropout
+        return step
 
     def _batch(self, begins, offsets):
         """Inputs and targets, gathered in the graph."""
         rows = self.tokens[begins[:, None] + offsets]
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        inputs, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        if self.recipe.noise:
+            is_noise = torch.rand(inputs.shape, device=inputs.device) < self.recipe.noise
+            inputs = torch.where(is_noise, inputs.flip(0), inputs)
+        return inputs, targets
 
     @property
     def model(self) -> torch.nn.Module:
@@ -166,13 +229,39 @@ class Training:
     def start(self, seed: int):
         """The first weights of a seed; an optimizer that has seen nothing."""
         torch.manual_seed(seed)
-        self.model.load_state_dict(GPT("native", self.settings.config).state_dict())
-        self.model.train()
-        with torch.no_grad():  # where the graphs have them
-            for state in self.step.optimizer.state.values():
-                for tensor in state.values():
-                    if isinstance(tensor, torch.Tensor):
-                        tensor.zero_()
+        for step in self.steps.values():
+            step.model.load_state_dict(GPT("native", step.model.config).state_dict())
+            step.model.train()
+            with torch.no_grad():  # where the graphs have them
+                for state in step.optimizer.state.values():
+                    for tensor in state.values():
+                        if isinstance(tensor, torch.Tensor):
+                            tensor.zero_()
+
+    @without_grad
+    def grow(self):
+        """The whole model, and its optimizer's state, from the one with fewer layers."""
+        shallow, whole = self.steps[self.stages[0].layers], self.step
+        few, many = shallow.model.config.n_layer, whole.model.config.n_layer
+        sources, mine, theirs = dict(shallow.model.named_parameters()), [], []
+        for name, parameter in whole.model.named_parameters():
+            source = sources[LAYER.sub(lambda layer: str(int(layer[0]) * few // many), name)]
+            states = whole.optimizer.state[parameter], shallow.optimizer.state[source]
+            mine += [parameter, *states[0].values()]
+            theirs += [source, *states[1].values()]
+        torch._foreach_copy_(mine, theirs)
+
+    @without_grad
+    def take_average(self, step: int):
+        """Of the weights after that step, of those that are averaged."""
+        first = self.recipe.steps - round(self.recipe.average_share * self.recipe.steps)
+        if not self.average or step < first or (step - first) % AVERAGED_EVERY:
+            return
+        weights = list(self.model.parameters())
+        if step == first:
+            torch._foreach_copy_(self.average, weights)
+        else:
+            torch._foreach_lerp_(self.average, weights, AVERAGED_EVERY / self.recipe.average)
 
     def order(self, count: int, length: int, generator: torch.Generator) -> torch.Tensor:
         """Where `count` sequences begin: those that cut the text into pieces, in random order, and then those of
@@ -188,12 +277,19 @@ class Training:
     def train(self, seed: int) -> torch.Tensor:
         """All steps; the loss of each."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        losses, done = [], 0
-        for steps, batch, length in self.recipe.stages():
+        losses, done, before = [], 0, None
+        for steps, batch, length, layers in self.stages:
+            if before is not None and layers is None:
+                self.grow()
+            before, step = layers, self.steps[layers]
             begins = self.order(steps * batch, length, generator).view(steps, batch)
-            for step in range(steps):
-                losses.append(self.step(begins[step], self.offsets[length], lr=self.rates[done + step]).clone())
+            for i in range(steps):
+                losses.append(step(begins[i], self.offsets[length], lr=self.rates[done + i]).clone())
+                self.take_average(done + i)
             done += steps
+        if self.average:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.model.parameters()), self.average)
         return torch.stack(losses)
 
     def timed(self, seed: int) -> float:
@@ -212,10 +308,10 @@ class Training:
     def warm_up(self):
         """The first step like it is not yet a graph, the second is captured."""
         self.start(0)
-        for _, batch, length in self.recipe.stages():
+        for _, batch, length, layers in self.stages:
             begins = torch.zeros(batch, dtype=torch.int64, device=self.device)
             for _ in range(3):
-                self.step(begins, self.offsets[length], lr=self.rates[0])
+                self.steps[layers](begins, self.offsets[length], lr=self.rates[0])
         harness.synchronize(self.device)
 
     @without_grad
@@ -273,7 +369,8 @@ def run(
     if batches:
         recipe = dataclasses.replace(recipe, batch=batches[0])
     if device.type == "cpu":
-        recipe = dataclasses.replace(recipe, length=settings.RECIPES[MODELS["cpu"]].length, short_share=0.0)
+        length = settings.RECIPES[MODELS["cpu"]].length
+        recipe = dataclasses.replace(recipe, length=length, short=min(recipe.short, length // 4))
     train, validation = texts(held_out=False)
     if quick:
         recipe = dataclasses.replace(recipe, steps=20, warmup=5)
@@ -364,6 +461,8 @@ def near(recipe: Recipe, generator: random.Random) -> Recipe:
         warmup=max(1, round(recipe.warmup * factor(0.7))),
         schedule=generator.choice(["cosine", "linear"]),
         dropout=generator.choice([0.0, 0.05, 0.1, 0.15, 0.2]),
+        attention_dropout=generator.choice([0.0, 0.1]),
+        noise=generator.choice([0.0, 0.03, 0.05, 0.08]),
         weight_decay=recipe.weight_decay * factor(2),
         beta2=generator.choice([0.95, 0.98, 0.99, 0.995]),
         clip=generator.choice([0.5, 1.0, 2.0]),

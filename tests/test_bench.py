@@ -540,15 +540,89 @@ def test_quick_time_to_the_loss_of_characters(device, tmp_path):
 def test_recipes_of_characters():
     import gpt_char
 
-    recipe = gpt_char.Recipe(batch=4, length=64, steps=100, warmup=9, lr=1.0, short=16, short_share=0.25)
+    how = {"last_lr": 0.0, "hold": 0.0, "schedule": "cosine", "shallow_share": 0.0}
+    recipe = gpt_char.Recipe(batch=4, length=64, steps=100, warmup=9, lr=1.0, short=16, short_share=0.25, **how)
     rates = recipe.learning_rates()
     torch.testing.assert_close(rates[[0, 8, 9]], torch.tensor([0.1, 0.9, 1.0]))
     assert rates.argmax() == 9 and 0 < rates[-1] < 0.01
     linear = recipe.changed("schedule=linear,last_lr=0.2").learning_rates()
     torch.testing.assert_close(linear[-1].item(), 0.2 + 0.8 / 91)
-    assert recipe.stages() == [(25, 16, 16), (75, 4, 64)] and recipe.tokens == 100 * 256
-    with pytest.raises(ValueError, match=r"momentum=0\.9: expected one of batch, length"):
-        recipe.changed("lr=2e-3,momentum=0.9")
+    held = recipe.changed("schedule=linear,hold=0.5").learning_rates()
+    assert (held[9:51] == 1).all()
+    torch.testing.assert_close(held[75].item(), 0.5)
+    assert recipe.stages() == [(25, 16, 16, None), (75, 4, 64, None)] and recipe.tokens == 100 * 256
+    shallow = recipe.changed("shallow=3,shallow_share=0.4")
+    assert shallow.stages() == [(25, 16, 16, 3), (15, 4, 64, 3), (60, 4, 64, None)] and shallow.tokens == 100 * 256
+    assert recipe.changed("shallow_share=0.1").stages() == [(10, 16, 16, 3), (15, 16, 16, None), (75, 4, 64, None)]
+    for change, message in (
+        ("momentum=0.9", r"momentum=0\.9: expected one of batch, length"),
+        ("shallow_share=1", r"shallow=3, shallow_share=1\.0: expected at least 1 layer, and a share"),
+        ("shallow=0", "shallow=0, shallow_share=0.0: expected at least 1 layer"),
+        (
+            "average_share=0.7,shallow_share=0.4",
+            "average=64: expected at least 4 steps, of those of the whole model alone",
+        ),
+        ("short=65", "short=65: expected a length from 1 to 64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recipe.changed(f"lr=2e-3,{change}")
+
+
+def training_of_characters(**recipe):
+    import gpt_char
+
+    recipe = {"batch": 2, "length": 16, "short": 4, "steps": 10, "warmup": 0, "average": 4, **recipe}
+    tokens = torch.randint(65, (16 * 9 + 5,), generator=torch.Generator().manual_seed(0))
+    return gpt_char.Training("fused", "fp32", gpt_char.Recipe(**recipe), tokens, torch.device("cpu"))
+
+
+def test_a_model_of_characters_grows():
+    """Each layer, and what the optimizer knows of it, becomes two; the others stay."""
+    training = training_of_characters(shallow=2, shallow_share=0.4, attention_dropout=0.25)
+    training.warm_up()
+    shallow, whole = training.steps[2], training.step
+    assert [len(step.model.transformer["h"]) for step in (shallow, whole)] == [2, 4]
+    assert {block.attn.dropout for block in whole.model.transformer["h"]} == {0.25}
+    training.grow()
+    for mine, theirs in ((0, 0), (1, 0), (2, 1), (3, 1)):
+        new, old = whole.model.transformer["h"][mine], shallow.model.transformer["h"][theirs]
+        for p, source in zip(new.parameters(), old.parameters(), strict=True):
+            assert torch.equal(p, source)
+            states = whole.optimizer.state[p], shallow.optimizer.state[source]
+            assert states[0].keys() == states[1].keys()
+            assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    assert torch.equal(whole.model.lm_head.weight, shallow.model.lm_head.weight)
+
+
+def test_weights_of_characters_are_averaged():
+    """Of the last 6 of 10 steps the first one's, and then each fourth one's, with a weight of 4 / 8."""
+    training = training_of_characters(average=8, average_share=0.6, shallow_share=0.0)
+    training.warm_up()
+    training.start(0)
+    kept, take = [], training.take_average
+
+    def keep(step):
+        kept.append([p.detach().clone() for p in training.model.parameters()])
+        take(step)
+
+    training.take_average = keep
+    training.train(0)
+    assert len(kept) == 10
+    for p, first, second in zip(training.model.parameters(), kept[4], kept[8], strict=True):
+        torch.testing.assert_close(p.detach(), (first + second) / 2)
+
+
+def test_noise_of_characters():
+    """A character in ten of what the model sees is another sequence's; what it is to say is the text."""
+    training = training_of_characters(noise=0.1)
+    begins, offsets = torch.arange(0, 128, 2), torch.arange(17)
+    torch.manual_seed(0)
+    inputs, targets = training._batch(begins, offsets)
+    rows = training.tokens[begins[:, None] + offsets]
+    assert torch.equal(targets, rows[:, 1:])
+    differs = inputs != rows[:, :-1]
+    assert 0.07 < differs.float().mean() < 0.13
+    assert torch.equal(inputs[differs], rows[:, :-1].flip(0)[differs])
 
 
 def test_texts_of_characters_keep_what_is_held_out_apart():
@@ -562,11 +636,9 @@ def test_texts_of_characters_keep_what_is_held_out_apart():
 
 def test_characters_are_ordered_and_measured_whole():
     """Each piece of the text once before one comes again; the loss is over all tokens, those of a short rest too."""
-    import gpt_char
 
-    recipe = gpt_char.Recipe(batch=2, length=16, steps=2, warmup=0)
-    tokens = torch.randint(65, (16 * 9 + 5,), generator=torch.Generator().manual_seed(0))
-    training = gpt_char.Training("fused", "fp32", recipe, tokens, torch.device("cpu"))
+    training = training_of_characters()
+    tokens = training.tokens
     begins = training.order(8 + 8, 16, torch.Generator().manual_seed(1)).view(2, 8)
     for cut in begins:
         ordered = cut.sort().values
