@@ -496,7 +496,7 @@ def try_call(name, device, dtype):
 
 def try_optimizer(name, device, dtype):
     """As try_call, for one step of an optimizer."""
-    parameter = _Make(device, dtype)(5)
+    parameter = _Make(device, dtype)(5, 3)
     before = parameter.detach().clone()
     parameter.grad = torch.ones_like(parameter)
     try:
