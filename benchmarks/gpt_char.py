@@ -70,7 +70,7 @@ class Recipe:
     batch: int = 32
     """Sequences of `length`."""
     length: int = 256
-    steps: int = 1500
+    steps: int = 1371
     lr: float = 2e-3
     """Highest."""
     last_lr: float = 0.15
@@ -81,7 +81,7 @@ class Recipe:
     """Share of the steps, warm-up included, after which it falls."""
     schedule: str = "linear"
     """How it falls: "cosine", along half a one, or "linear"."""
-    dropout: float = 0.1
+    dropout: float = 0.05
     """Behind the embeddings and of what each half of a block adds."""
     attention_dropout: float = 0.0
     """Of attention's weights."""
