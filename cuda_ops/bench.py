@@ -209,6 +209,8 @@ def main(args) -> int:
         if args.seconds is not None and not args.seconds > 0:
             raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
         device = _device(args.device)
+        if "ladder" in args.ops[1:]:
+            raise ValueError("ladder comes first, and after it the names of ladders alone, or none")
         _require_writable(args.out)
         for name in DRAWN:
             if name in args.ops:
@@ -225,6 +227,8 @@ def main(args) -> int:
         for name in ("batch", "precision"):
             if getattr(args, name):
                 raise ValueError(f"--{name} is for the races, mnist, mnist-99, gpt and gpt-char, alone")
+        if device.type == "cpu" and "tf32" in (args.dtype or ()):
+            raise ValueError("--dtype tf32: the CPU has float32 alone")
         quick = harness.QUICK if args.quick else {}
 
         def settings_of(dtypes):

@@ -38,6 +38,14 @@ def broken():
 
 def no_model():
     return 3
+
+
+def of_size(size):
+    return torch.nn.Linear(size, 2), torch.rand(4, size)
+
+
+def without_attribute():
+    return torch.nn.Linaer(3, 2), torch.rand(4, 3)
 """
 
 
@@ -126,6 +134,8 @@ def test_a_model_of_transformers(folder):
         (["no_such_model"], "no_such_model is neither a classification model of torchvision's"),
         (["no_such_module:make"], "no_such_module:make cannot be imported"),
         (["race_models:no_such_function"], "race_models:no_such_function cannot be imported"),
+        (["race_models:of_size"], "race_models:of_size() does not run: TypeError: "),
+        (["race_models:without_attribute"], "race_models:without_attribute() does not run: AttributeError: "),
         (["race_models:no_model"], "has to return a model and its inputs"),
         (["race_models:broken"], "race_models:broken does not run"),
         (["race_models:make", "--precision", "tf32"], "--precision tf32 needs a GPU"),

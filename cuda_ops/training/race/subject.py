@@ -134,10 +134,14 @@ def _of_function(text):
     module, _, function = text.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
-        make = getattr(importlib.import_module(module), function)
-        made = make()
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"{text} cannot be imported: {error}") from error
+        try:
+            make = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise UserError(f"{text} cannot be imported: {error}") from error
+        try:
+            made = make()
+        except Exception as error:
+            raise UserError(f"{text}() does not run: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], torch.nn.Module)):
