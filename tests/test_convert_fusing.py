@@ -230,6 +230,30 @@ def test_what_a_branch_asked_is_asked_again():
         torch.testing.assert_close(ours.norm.running_var, native.norm.running_var, rtol=1e-12, atol=1e-12)
 
 
+SCALE = 1.0
+
+
+def test_what_may_be_another_in_the_next_call_is_not_traced(monkeypatch):
+    """A global, or a mode of PyTorch's: neither is an attribute of a module, which a guard would see change."""
+
+    class OfGlobal(Residual):
+        def forward(self, x):
+            return self.activation(self.norm(self.conv(x))) * SCALE
+
+    class OfMode(Residual):
+        def forward(self, x):
+            return self.activation(self.norm(self.conv(x))) * float(torch.is_grad_enabled())
+
+    x = images(2, 8, 4)
+    for kind, reason in ((OfGlobal, "it reads the global SCALE"), (OfMode, "it asks is_grad_enabled")):
+        ours = kind().double()
+        native = copy.deepcopy(ours)
+        assert reason in cuda_ops.convert(ours).untraced[""]
+        monkeypatch.setitem(globals(), "SCALE", SCALE + 1)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x), native(x))
+
+
 def test_branches_on_more_than_attributes_are_not_traced():
     class OfArgument(Residual):
         def forward(self, x):

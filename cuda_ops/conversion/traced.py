@@ -35,6 +35,9 @@ from .layers import FUNCTIONS, Functions
 
 # Numbers of theirs are drawn anew at each call.
 RANDOM = ("random", "_random", "numpy.random", "secrets", "time")
+# What may be another in the next call: the text of a trace would go on with what it was.
+MODES = ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled")
+MODES += ("get_autocast_dtype", "get_default_dtype")
 BRANCHES = ("POP_JUMP", "JUMP_IF", "FOR_ITER", "SETUP_FINALLY", "SETUP_WITH", "BEFORE_WITH", "SEND", "YIELD_VALUE")
 
 
@@ -324,6 +327,9 @@ class _Observation:
 
         def profile(frame, event, function):
             nonlocal running
+            if event == "call" and is_users(frame.f_code) and (running or frame.f_code is first):
+                for name in _variables_read(frame):
+                    trace.refused = f"it reads the global {name}"
             if frame.f_code is first:  # before and after it, torch.fx looks at what the modules have
                 running = event != "return"
             elif not running:
@@ -334,6 +340,8 @@ class _Observation:
                 elif frame.f_globals.get("__name__") in RANDOM:
                     trace.refused = "it draws numbers that are no tensors"
             elif event == "c_call" and is_users(frame.f_code):
+                if getattr(function, "__name__", None) in MODES:
+                    trace.refused = f"it asks {function.__name__}"
                 owner = getattr(function, "__self__", None)
                 if getattr(function, "__module__", None) in RANDOM or type(owner).__module__ in RANDOM:
                     trace.refused = "it draws numbers that are no tensors"
@@ -350,6 +358,16 @@ class _Observation:
         del torch.nn.Module.__getattribute__
         if self.collects:
             gc.enable()
+
+
+def _variables_read(frame) -> list[str]:
+    """Names of the globals that a function's code reads and that are no functions, classes, modules or dtypes: a
+    program may change them after the trace."""
+    instructions = dis.get_instructions(frame.f_code)
+    names = {each.argval for each in instructions if each.opname == "LOAD_GLOBAL"}
+    fixed = (ModuleType, torch.dtype)
+    values = {name: frame.f_globals[name] for name in names if name in frame.f_globals}
+    return sorted(name for name, value in values.items() if not (callable(value) or isinstance(value, fixed)))
 
 
 def _is_constant(value) -> bool:
