@@ -234,22 +234,38 @@ SCALE = 1.0
 
 
 def test_what_may_be_another_in_the_next_call_is_not_traced(monkeypatch):
-    """A global, or a mode of PyTorch's: neither is an attribute of a module, which a guard would see change."""
+    """A global, a variable of the function around, or a mode of PyTorch's: none is an attribute of a module, which a
+    guard would see change."""
 
     class OfGlobal(Residual):
         def forward(self, x):
             return self.activation(self.norm(self.conv(x))) * SCALE
+
+    class OfClass(Residual):
+        scale = 1.0
+
+        def forward(self, x):
+            return self.activation(self.norm(self.conv(x))) * OfClass.scale
+
+    around = 1.0
+
+    class OfFunction(Residual):
+        def forward(self, x):
+            return self.activation(self.norm(self.conv(x))) * around
 
     class OfMode(Residual):
         def forward(self, x):
             return self.activation(self.norm(self.conv(x))) * float(torch.is_grad_enabled())
 
     x = images(2, 8, 4)
-    for kind, reason in ((OfGlobal, "it reads the global SCALE"), (OfMode, "it asks is_grad_enabled")):
+    reasons = {OfGlobal: "it reads SCALE, which", OfClass: "it reads OfClass.scale, which"}
+    reasons |= {OfFunction: "it reads around, which", OfMode: "it asks is_grad_enabled"}
+    for kind, reason in reasons.items():
         ours = kind().double()
         native = copy.deepcopy(ours)
         assert reason in cuda_ops.convert(ours).untraced[""]
         monkeypatch.setitem(globals(), "SCALE", SCALE + 1)
+        OfClass.scale, around = OfClass.scale + 1, around + 1
         with torch.no_grad():
             torch.testing.assert_close(ours(x), native(x))
 

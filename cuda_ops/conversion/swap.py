@@ -37,7 +37,7 @@ def convert(
             Linear–GELU, residual sum and LayerNorm or RMSNorm, with Dropout before it, BatchNorm2d–ReLU (ReLU6, SiLU,
             Hardswish) with or without a residual sum between them. It happens in Sequential, in torchvision's dense
             layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch but
-            on an attribute of the module; no global that is a value, no mode of PyTorch's asked for); there functions
+            on an attribute of the module; no value of a global, no mode of PyTorch's asked for); there functions
             of torch.nn.functional become ours too. Layers with hooks, or changed later, are called one by one. In every
             forward, calls of torch.nn.functional.scaled_dot_product_attention become ours, and those of transformers'
             models whose attention is sdpa; eager attention, which returns the weights, is left.

@@ -329,7 +329,7 @@ class _Observation:
             nonlocal running
             if event == "call" and is_users(frame.f_code) and (running or frame.f_code is first):
                 for name in _variables_read(frame):
-                    trace.refused = f"it reads the global {name}"
+                    trace.refused = f"it reads {name}, which is no attribute of a module"
             if frame.f_code is first:  # before and after it, torch.fx looks at what the modules have
                 running = event != "return"
             elif not running:
@@ -361,13 +361,22 @@ class _Observation:
 
 
 def _variables_read(frame) -> list[str]:
-    """Names of the globals that a function's code reads and that are no functions, classes, modules or dtypes: a
-    program may change them after the trace."""
-    instructions = dis.get_instructions(frame.f_code)
-    names = {each.argval for each in instructions if each.opname == "LOAD_GLOBAL"}
-    fixed = (ModuleType, torch.dtype)
-    values = {name: frame.f_globals[name] for name in names if name in frame.f_globals}
-    return sorted(name for name, value in values.items() if not (callable(value) or isinstance(value, fixed)))
+    """Names of what a function's code reads beside its arguments, globals, their attributes and variables of functions
+    around it, and that is no function, class, module or dtype: a program may change it after the trace."""
+    found, name, value = set(), "", None
+    for each in dis.get_instructions(frame.f_code):
+        if each.opname == "LOAD_GLOBAL":
+            name, value = each.argval, frame.f_globals.get(each.argval, type)  # else Python's own
+        elif each.opname == "LOAD_DEREF" and each.argval in frame.f_code.co_freevars and each.argval in frame.f_locals:
+            name, value = each.argval, frame.f_locals[each.argval]
+        elif each.opname == "LOAD_ATTR" and name and isinstance(value, (type, ModuleType)) and value is not math:
+            name, value = f"{name}.{each.argval}", getattr(value, each.argval, type)
+        else:
+            name = ""
+            continue
+        if not (callable(value) or isinstance(value, (ModuleType, torch.dtype))):
+            found.add(name)
+    return sorted(found)
 
 
 def _is_constant(value) -> bool:
