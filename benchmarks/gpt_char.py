@@ -10,8 +10,8 @@ growth and the averages. Not timed: the first weights, the text's way to the dev
 (compilation, the capture of graphs; `ready` is all of that), and the evaluation, for which contexts follow each other
 without a gap and the last one is as long as is left.
 
-The recipe was found by --sweep, on the last tenth of the training text after training on the rest; the validation text
-had no part in it (notes/gpt.md).
+The recipe was found by sweeps, on the last tenth of the training text after training on the rest; the
+validation text had no part in it (notes/gpt.md).
 
 python -m cuda_ops bench gpt-char                         10 seeds, of each variant [--seeds 10] [--seconds 240]
 python benchmarks/gpt_char.py --search 60                 seconds of random search around the recipe

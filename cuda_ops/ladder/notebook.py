@@ -1,17 +1,23 @@
-"""The notebooks of the ladders but gemm's, and what their cells call.
+"""The notebooks of the ladders, and what their cells call.
 
     python -m cuda_ops.ladder.notebook [name ...]      writes notebooks/<name>.ipynb; --check: is it up to date?
 
 A notebook is made of what the ladder has anyway: its introduction, the comment that opens each rung's file, the kernel,
-the simulator's report of the rungs that have a kernel for it, the models, and the committed results. None of it needs a
-GPU.
+the simulator's report of the rungs that have a kernel for it, the models, and the committed results. gemm's
+text is its own. All are run, and have in them what their cells print and draw. None of it needs a GPU.
 """
 
 import argparse
+import ast
+import base64
+import contextlib
+import copy
 import csv
 import importlib.util
 import inspect
+import io
 import json
+import linecache
 import re
 import sys
 from pathlib import Path
@@ -165,8 +171,8 @@ def cells(ladder: Ladder) -> list[tuple[str, str]]:
     return found
 
 
-def make(ladder: Ladder) -> str:
-    """The text of its notebook."""
+def make(ladder: Ladder) -> dict:
+    """Its notebook, before it is run."""
     made = []
     for number, (kind, text) in enumerate(cells(ladder)):
         cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text.splitlines(keepends=True)}
@@ -175,8 +181,57 @@ def make(ladder: Ladder) -> str:
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
-    whole = {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
-    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    return {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+def run(notebook: dict, name: str) -> dict:
+    """The notebook with what its code cells print and draw. They run in this process as one program, so that no Jupyter
+    is needed for it; pictures need matplotlib."""
+    notebook, namespace, count = copy.deepcopy(notebook), {"__name__": "__main__"}, 0
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        count += 1
+        cell["execution_count"], cell["outputs"] = count, []
+        source, file = "".join(cell["source"]), f"{name}, cell {count}"
+        # Known to linecache, so that a cell can show the source of its own functions.
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        tree, last = ast.parse(source, file), None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = ast.Expression(tree.body.pop().value)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(tree, file, "exec"), namespace)
+            value = eval(compile(last, file, "eval"), namespace) if last else None
+        if printed.getvalue():
+            lines = printed.getvalue().splitlines(keepends=True)
+            cell["outputs"].append({"output_type": "stream", "name": "stdout", "text": lines})
+        pictures = drawn()
+        for picture in pictures:
+            cell["outputs"].append({"output_type": "display_data", "data": {"image/png": picture}, "metadata": {}})
+        if value is not None and not pictures:
+            data = {"text/plain": repr(value).splitlines(keepends=True)}
+            result = {"output_type": "execute_result", "execution_count": count, "data": data, "metadata": {}}
+            cell["outputs"].append(result)
+    return notebook
+
+
+def drawn() -> list[str]:
+    """The open figures of matplotlib as PNG files in base 64; they are closed."""
+    pyplot, found = sys.modules.get("matplotlib.pyplot"), []
+    for number in pyplot.get_fignums() if pyplot else []:
+        file = io.BytesIO()
+        pyplot.figure(number).savefig(file, format="png", dpi=80, bbox_inches="tight", metadata={"Software": None})
+        found.append(base64.b64encode(file.getvalue()).decode())
+        pyplot.close(number)
+    return found
+
+
+def without_outputs(notebook: dict) -> dict:
+    notebook = copy.deepcopy(notebook)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[], execution_count=None)
+    return notebook
 
 
 def main():
@@ -184,13 +239,22 @@ def main():
     parser.add_argument("names", nargs="*", help="ladders; default: all")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a notebook is out of date")
     arguments = parser.parse_args()
-    for name in arguments.names or ladders():
-        if name not in ladders():
-            sys.exit(f"there is no ladder {name}; there are: {', '.join(ladders())}")
-        path, text = ROOT / "notebooks" / f"{name}.ipynb", make(ladders()[name])
+    folder = ROOT / "notebooks"
+    known = sorted({*ladders(), *(path.stem for path in folder.glob("*.ipynb"))})
+    if not arguments.check and importlib.util.find_spec("matplotlib") is None:
+        sys.exit("the pictures need matplotlib: pip install matplotlib")
+    for name in arguments.names or known:
+        if name not in known:
+            sys.exit(f"there is no ladder {name}; there are: {', '.join(known)}")
+        path = folder / f"{name}.ipynb"
+        committed = json.loads(path.read_text()) if path.is_file() else None
+        wanted = make(ladders()[name]) if name in ladders() else without_outputs(committed)
         if not arguments.check:
-            path.write_text(text)
-        elif not path.is_file() or path.read_text() != text:
+            import matplotlib
+
+            matplotlib.use("Agg")
+            path.write_text(json.dumps(run(wanted, path.name), indent=1, ensure_ascii=False) + "\n")
+        elif committed is None or without_outputs(committed) != wanted:
             sys.exit(f"{path.relative_to(ROOT)} is out of date: run python -m cuda_ops.ladder.notebook {name}")
 
 
