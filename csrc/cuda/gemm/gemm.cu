@@ -68,13 +68,15 @@ static const int PREFERENCE[] = {GEMM_SM90, GEMM_MMA, GEMM_SIMT};
 // The choice by shape: of all tiles (gemm/times.h) and splits of k, the one that the model there expects to be fastest,
 // but never faster than its bytes can be moved. The model is within some 5 % of the measured time where D has many
 // tiles.
-static constexpr double BYTES_RATE = 4.2e6;         // a microsecond
-static constexpr double PARTIAL_BYTES_RATE = 4.5e6; // of the splits' partial sums, written and read again
+static constexpr double BYTES_RATE = 4.2e6; // a microsecond
+// Of the splits' partial sums, written and read again; they stay in the L2 cache as a rule.
+static constexpr double PARTIAL_BYTES_RATE = 4.5e6, FLOAT64_PARTIAL_BYTES_RATE = 3e6;
 // The kernel that adds the splits waits for memory once for as many of them as it has in flight.
 static constexpr double ADDING_ROUND = 0.6; // microseconds
 static constexpr double NOT_HIDDEN = 0.1;   // share of the shorter of arithmetic and copying that still shows
 // The least k of a split.
-static constexpr int64_t SMALLEST_SPLIT = 256, SMALLEST_FLOAT64_SPLIT = 128, SMALLEST_DIRECT_SPLIT = 32;
+static constexpr int64_t SMALLEST_SPLIT = 256, SMALLEST_FLOAT64_SPLIT = 128, SMALLEST_DIRECT_SPLIT = 32,
+                         SMALLEST_SKINNY_SPLIT = 128;
 static constexpr int64_t LONG_FLOAT64_SPLIT = 1024, LONG_HALVES_SPLIT = 4096;
 
 // Paths that split k over the blocks of a cluster, by a power of two.
@@ -168,7 +170,8 @@ static double rest_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t
                              : t.path == GEMM_SM90 && tf32 && is_for_batches ? STORED_BY_SMALL_TILES
                              : t.path == GEMM_SM90 && !tf32 && row % 4 == 0  ? STORED_BY_PAIRS
                                                                              : STORED_BY_ELEMENTS;
-    return t.rest * (SHORT_TILE + (1 - SHORT_TILE) * elements / (t.m * t.n)) + unaligned * elements / 8192;
+    const double share = t.path == GEMM_SM90_SKINNY ? 1 : SHORT_TILE + (1 - SHORT_TILE) * elements / (t.m * t.n);
+    return share * t.rest + unaligned * elements / 8192;
 }
 
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
@@ -179,6 +182,7 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
                           (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
     const double copying = bytes / BYTES_RATE;
     const int64_t sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
+    const double partial_rate = p.dtype == CUDA_OPS_FLOAT64 ? FLOAT64_PARTIAL_BYTES_RATE : PARTIAL_BYTES_RATE;
     const bool splits_last_wave = t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && t.tile == 0 && splits == 1;
     const double waves =
         splits_last_wave ? gemm_mma_float64_waves(p, device) : (double)waves_of(t, p, m, n, splits, device);
@@ -189,7 +193,7 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
         time += t.path == GEMM_SM90_SKINNY ? t.split * log2((double)splits)
                 : splits_in_clusters(t.path)
                     ? t.split * (double)(splits - 1)
-                    : t.split + (double)(2 * sum_size * splits * p.batch * m * n) / PARTIAL_BYTES_RATE +
+                    : t.split + (double)(2 * sum_size * splits * p.batch * m * n) / partial_rate +
                           ADDING_ROUND * (double)((splits - 1) / GEMM_SPLITS_IN_FLIGHT);
     // The shorter of the two is not hidden altogether; adding a part of it also orders the tiles where bytes decide.
     const double both = time > copying ? time + NOT_HIDDEN * copying : copying + NOT_HIDDEN * time;
@@ -221,6 +225,7 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
         (t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && p.k / splits >= LONG_FLOAT64_SPLIT) ||
         (t.path == GEMM_SM90 && halves && p.k / splits >= LONG_HALVES_SPLIT);
     const int64_t smallest = t.path == GEMM_DIRECT         ? SMALLEST_DIRECT_SPLIT
+                             : t.path == GEMM_SM90_SKINNY  ? SMALLEST_SKINNY_SPLIT
                              : p.dtype == CUDA_OPS_FLOAT64 ? SMALLEST_FLOAT64_SPLIT
                                                            : SMALLEST_SPLIT;
     return (t.path != GEMM_DIRECT || device.capability >= 90) && // clusters
