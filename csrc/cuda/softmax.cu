@@ -6,14 +6,14 @@
 
 static PathTable<SoftmaxCall, 5> table = {
     {"CUDA_OPS_SOFTMAX_PATH"},
-    {{"unaligned_row", "softmax/register_rows.cu", "softmax_forward_any_row_kernel softmax_backward_any_row_kernel",
+    {{"cluster", "softmax/register_rows.cu", "softmax_forward_any_row_kernel softmax_backward_any_row_kernel",
+      softmax_cluster_supports, softmax_cluster_is_fast, nullptr, softmax_cluster},
+     {"unaligned_row", "softmax/register_rows.cu", "softmax_forward_any_row_kernel softmax_backward_any_row_kernel",
       softmax_unaligned_row_supports, softmax_unaligned_row_is_fast, nullptr, softmax_unaligned_row},
      {"row", "common/softmax.cuh", "softmax_forward_row_kernel softmax_backward_row_kernel", softmax_row_supports,
       nullptr, nullptr, softmax_row<false>},
      {"split", "softmax/split.cu", SOFTMAX_SPLIT_KERNELS, softmax_split_supports, softmax_split_is_fast,
       softmax_split_workspace, softmax_split},
-     {"cluster", "softmax/register_rows.cu", "softmax_forward_any_row_kernel softmax_backward_any_row_kernel",
-      softmax_cluster_supports, nullptr, nullptr, softmax_cluster},
      {"thread_group", "common/softmax.cuh", "softmax_forward_kernel softmax_backward_kernel", softmax_group_supports,
       nullptr, nullptr, softmax_group<false>}}};
 

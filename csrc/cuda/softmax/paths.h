@@ -33,6 +33,7 @@ cuda_ops_status softmax_unaligned_row(const SoftmaxCall &call, const Device &dev
 
 // A row in the registers of a cluster of blocks (register_rows.cu).
 Answer softmax_cluster_supports(const SoftmaxCall &call, const Device &device);
+Answer softmax_cluster_is_fast(const SoftmaxCall &call, const Device &device);
 cuda_ops_status softmax_cluster(const SoftmaxCall &call, const Device &device);
 
 // Columns in parts, for two kernels (split.cu).

@@ -198,12 +198,9 @@ Answer softmax_split_is_fast(const SoftmaxCall &call, const Device &device)
 {
     if (split_columns(call, device).parts < WANTED_BLOCKS)
         return no(call.inner == 1 ? "rows are many, or short" : "columns are many, or short");
-    // What registers hold is read once.
-    if (call.inner == 1 && row_vectors(call) <= MOST_OF_BLOCK)
-        return no("rows are short enough for a block's registers");
-    if (call.inner == 1 && device.capability >= 90 && row_vectors(call) <= MOST_OF_CLUSTER &&
-        call.columns * MOST_CLUSTER >= device.multiprocessors)
-        return no("rows are short enough for a cluster's registers, and enough to fill the GPU");
+    // What registers hold is read once, by one kernel.
+    if (call.inner == 1 && row_vectors(call) <= (device.capability >= 90 ? MOST_OF_CLUSTER : MOST_OF_BLOCK))
+        return no("rows are short enough for registers");
     return YES;
 }
 
