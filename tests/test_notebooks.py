@@ -20,7 +20,8 @@ def code_cells(whole):
 def printed(cell):
     """What a cell prints, but for what depends on the processor: rounding errors, and how fast Python is."""
     text = "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
-    return re.sub(r"\d\.\d+e-\d+|(?<=error is )\S+|\S+(?= million multiply-adds)", "(a number)", text)
+    measured = r"\d\.\d+e-\d+|(?<=error is )\S+|\s*\S+(?= million multiply-adds| GFLOP/s)"
+    return re.sub(measured, "(a number)", text)
 
 
 def pictures(cell):
