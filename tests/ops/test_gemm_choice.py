@@ -60,16 +60,3 @@ def test_small_products_wait_for_no_copy(call):
 @pytest.mark.parametrize("call", NOT_DIRECT, ids=lambda c: f"{c[0]}x{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[5]}")
 def test_many_tiles_are_not_for_direct(call):
     assert chosen(*call) != "direct"
-
-
-def test_a_small_gradient_of_weight_is_one_launch():
-    """conv2d with a 1x1 kernel: the sm90 path copies grad_output and adds up splits beside its product."""
-    image, weight = torch.empty(25, 16, 1, 1, device="meta"), torch.empty(8, 16, 1, 1, device="meta")
-    large = torch.empty(25, 16, 56, 56, device="meta").to(memory_format=torch.channels_last)
-    with _explain.tf32(True):
-        explanations = [
-            cuda_ops.explain(cuda_ops.functional.conv2d, of, weight, capability="9.0", show=False)
-            for of in (image, large)
-        ]
-    names = [{p.name: p.chosen.name for p in explanation.products} for explanation in explanations]
-    assert [of["gradient of weight"] for of in names] == ["gemm_1x1", "sm90"]

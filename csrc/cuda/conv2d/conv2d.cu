@@ -9,6 +9,19 @@
 
 #include "conv2d/paths.h"
 
+// sm90's slices of k are of one tap and 128 bytes of channels. Where there are no more than 16, seven eighths of its
+// products are of zeros; the mma path leaves no gaps between taps.
+static Answer sm90_is_fast(const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const int64_t summed = call.pass == CUDA_OPS_CONV2D_FORWARD ? s.in_channels : s.out_channels;
+    const int64_t bytes = summed * (call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2);
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT || bytes > 16 || s.kernel_height * s.kernel_width == 1 ||
+                   !conv2d_mma_supports(call, device)
+               ? YES
+               : no("most of its products would be of channels that are not there");
+}
+
 // The table of paths, in the order in which they are asked. The last row takes everything.
 static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_FEW_CHANNELS, "few_channels", "conv2d/few_channels/",
@@ -29,7 +42,7 @@ static const ConvPath PATHS[] = {
      conv2d_sm90_halo_is_fast, conv2d_sm90_halo_workspace, conv2d_sm90_halo},
     {CUDA_OPS_CONV2D_SM90, "sm90", "conv2d/sm90/",
      "conv2d_sm90_kernel conv2d_sm90_backward_input_strided_kernel conv2d_sm90_split_k_kernel", conv2d_sm90_supports,
-     nullptr, conv2d_sm90_workspace, conv2d_sm90},
+     sm90_is_fast, conv2d_sm90_workspace, conv2d_sm90},
     {CUDA_OPS_CONV2D_MMA, "mma", "conv2d/mma/", "conv2d_mma_forward_kernel conv2d_mma_backward_weight_kernel",
      conv2d_mma_supports, nullptr, conv2d_mma_workspace, conv2d_mma},
     {CUDA_OPS_CONV2D_WINOGRAD, "winograd", "conv2d/winograd/",

@@ -38,11 +38,13 @@ static bool reads_all_pixels(const cuda_ops_conv2d_sizes &s)
     return s.stride_height == 1 && s.stride_width == 1 && s.out_height == s.in_height && s.out_width == s.in_width;
 }
 
-// Whether the GEMM's kernel for small products takes the tensors as they are: its one launch is over before a copy for
-// wgmma would be.
+// Whether the GEMM's kernel for small products takes the tensors as they are, with no more tiles of 16 x 16 than there
+// are SMs: its one launch is over before a copy for wgmma would be.
 static bool is_small(const ConvCall &call, ConvDevice device)
 {
-    return reads_all_pixels(call.sizes) && gemm_path_on(problem_of(call, 0), device) == GEMM_DIRECT;
+    const cuda_ops_gemm_problem p = problem_of(call, 0);
+    return reads_all_pixels(call.sizes) && ceil_div(p.m, 16) * ceil_div(p.n, 16) <= device.multiprocessors &&
+           gemm_path_on(p, device) == GEMM_DIRECT;
 }
 
 // Whether input is transposed.

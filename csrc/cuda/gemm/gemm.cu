@@ -104,10 +104,10 @@ static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64
 // are rows of A and columns of B), and wait for it: a step that is not full takes as long. One is longer where lines
 // are no whole aligned vectors of 16 bytes, on the tensor cores for as many lines as there are. Blocks that share an SM
 // add a start and an end each, and a share of their steps: on the tensor cores these hide in one another's waits.
-static constexpr double DIRECT_ELEMENTS = 0.36, DIRECT_AROUND = 0.57;  // microseconds a step, for 16 lines of 16 bits
-static constexpr double DIRECT_CORES_ELEMENTS = 0.3;                   // likewise, for 32 lines of float32
-static constexpr double DIRECT_BLOCK = 0.4, DIRECT_CORES_BLOCK = 0.47; // microseconds
-static constexpr double DIRECT_SHARED = 0.54, DIRECT_CORES_SHARED = 1.44;
+static constexpr double DIRECT_ELEMENTS = 0.38, DIRECT_AROUND = 0.54;  // microseconds a step, for 16 lines of 16 bits
+static constexpr double DIRECT_CORES_ELEMENTS = 0.27;                  // likewise, for 32 lines of float32
+static constexpr double DIRECT_BLOCK = 0.6, DIRECT_CORES_BLOCK = 0.65; // microseconds
+static constexpr double DIRECT_SHARED = 0.32, DIRECT_CORES_SHARED = 1.03;
 
 static bool has_model_of_steps(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -133,8 +133,12 @@ static double direct_microseconds(const GemmTime &t, const cuda_ops_gemm_problem
     const double step = t.sum * (double)k_of_step / 1024 + direct_loads(p, cores, p.m, t.m, !p.transpose_a, aligned_a) +
                         direct_loads(p, cores, p.n, t.n, p.transpose_b, aligned_b);
     const int64_t k = ceil_div(p.k, splits);
-    const double blocks = (double)(ceil_div(p.m, t.m) * ceil_div(p.n, t.n) * p.batch * splits);
-    const double others = blocks > device.multiprocessors ? blocks / device.multiprocessors - 1 : 0; // on an SM
+    const int64_t blocks = ceil_div(p.m, t.m) * ceil_div(p.n, t.n) * p.batch * splits;
+    // Beside the first, on the SM that has most of them; on the tensor cores, which wait for memory, between that and
+    // the mean.
+    const double most = (double)(ceil_div(blocks, device.multiprocessors) - 1);
+    const double mean = (double)blocks / device.multiprocessors - 1;
+    const double others = cores ? most : (most + (mean > 0 ? mean : 0)) / 2;
     const double shared = (cores ? DIRECT_CORES_SHARED : DIRECT_SHARED) * step * (double)(k * size) / 512;
     const double another = (cores ? DIRECT_CORES_BLOCK : DIRECT_BLOCK) + t.rest + shared;
     double time = (double)ceil_div(k, k_of_step) * step + t.rest + others * another;
@@ -145,13 +149,16 @@ static double direct_microseconds(const GemmTime &t, const cuda_ops_gemm_problem
 
 // In products of a few microseconds no copies are hidden by another tile's arithmetic: they show beside it, up to a
 // bound.
-static constexpr double NOT_OVERLAPPED = 1.9, MOST_NOT_OVERLAPPED = 3.1; // of the copies; microseconds
-static constexpr double DIRECT_NOT_OVERLAPPED = 3, DIRECT_MOST_NOT_OVERLAPPED = 1.26;
+static constexpr double NOT_OVERLAPPED = 0.94, MOST_NOT_OVERLAPPED = 3.1; // of the copies; microseconds
+static constexpr double DIRECT_NOT_OVERLAPPED = 2.18, DIRECT_MOST_NOT_OVERLAPPED = 0.84;
 // The paths that keep tiles in shared memory and store them from there.
-static constexpr double SHORT_TILE = 0.75; // of `rest`, what is not in proportion to D
+static constexpr double SHORT_TILE = 0.56; // of `rest`, what is not in proportion to D
 // What 8192 elements of D take longer whose rows are no whole vectors of 16 bytes, in microseconds: by elements, by two
 // of 16 bits (sm90), and in sm90's TF32 tiles for batches.
-static constexpr double STORED_BY_ELEMENTS = 2.2, STORED_BY_PAIRS = 0.6, STORED_BY_SMALL_TILES = 5.1;
+static constexpr double STORED_BY_ELEMENTS = 2.27, STORED_BY_PAIRS = 1.54, STORED_BY_SMALL_TILES = 4;
+
+// To start a block of sm90_skinny, which is not persistent: the GPU starts one after another.
+static constexpr double SKINNY_BLOCK = 0.007; // microseconds
 
 static bool stores_tiles(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -189,6 +196,8 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
     const bool steps = has_model_of_steps(t, p);
     double time = steps ? direct_microseconds(t, p, splits, device)
                         : waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + rest_of(t, p, m, n));
+    if (t.path == GEMM_SM90_SKINNY)
+        time += SKINNY_BLOCK * (double)(ceil_div(m, t.m) * ceil_div(n, t.n) * p.batch * splits);
     if (splits > 1 && !steps) // partial sums go from block to block, or through device memory
         time += t.path == GEMM_SM90_SKINNY ? t.split * log2((double)splits)
                 : splits_in_clusters(t.path)
@@ -205,7 +214,7 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
 }
 
 // How much slower a tile is that reads rows shorter than a cache line: sm90_skinny's n neighbouring values of B.
-static constexpr double NARROW = 1.17;
+static constexpr double NARROW = 1.14;
 
 static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
 {
@@ -329,7 +338,7 @@ static GemmPlan tabled_plan(const GemmCall &call, GemmDevice device, int only, d
 }
 
 // padded's copies are a launch, and move each byte twice, beside what its product takes.
-static constexpr double COPY_LAUNCH = 1.2, COPY_BYTES_RATE = 3e6; // microseconds, and bytes in one
+static constexpr double COPY_LAUNCH = 1.26, COPY_BYTES_RATE = 2.64e6; // microseconds, and bytes in one
 
 static GemmPlan padded_plan(const GemmCall &call, GemmDevice device, double *microseconds)
 {

@@ -505,7 +505,9 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
     } else {
         const int64_t taps = ceil_div((int64_t)p.kernel_height * p.kernel_width, GENERIC_TAPS);
         blocks = taps * (p.out.c == 1 ? ceil_div(p.out_channels, WARP_SIZE) : p.out_channels);
-        items = ceil_div(p.batch * p.out_height * p.out_width, 4 * THREADS);
+        // Four pixels a thread, of which a warp's are of one pixel where channels are last.
+        const int64_t at_once = p.out.c == 1 ? THREADS / WARP_SIZE : THREADS;
+        items = ceil_div(p.batch * p.out_height * p.out_width, 4 * at_once);
     }
     // channels_last: as many as run at once, since each block's last sums take long.
     const int64_t wanted = kernel == CHANNELS_LAST ? std::max<int64_t>(1, pixel_blocks(p.kernel_width) / blocks)

@@ -432,6 +432,8 @@ Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
 Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (call.pass == CUDA_OPS_CONV2D_FORWARD && s.kernel_height * s.kernel_width == 1)
+        return no("a 1x1 kernel has no taps whose pixels it could share");
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s.stride_height == 1 && s.stride_width == 1)
         return s.out_channels > 1 ? YES : no("a single output channel");
     return s.out_channels >= 8 || (s.in_channels > 1 && s.out_channels >= (few_math(call) == FEW_FMA ? 6 : 4))

@@ -117,15 +117,17 @@ Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
                : no("a tile with its halo, and the weights, do not fit into shared memory");
 }
 
-// Where output channels are one tile, and few products are thrown away.
+// Where output channels are one tile, or those that are summed fill a quarter of the sm90 path's slices at most, so that
+// that makes four times the products; and few products are thrown away.
 Answer conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT || s.kernel_height * s.kernel_width < 4)
         return no("the kernel has fewer than 4 taps");
-    if (s.in_channels > 64 || s.out_channels > 64)
-        return no("more than 64 channels");
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
+    const int64_t summed = forward ? s.in_channels : s.out_channels, made = forward ? s.out_channels : s.in_channels;
+    if (summed > 64 || (made > 64 && 4 * summed * element_size(call) > 128))
+        return no("more than 64 channels");
     const double height = (double)(forward ? s.out_height : s.in_height);
     const double width = (double)(forward ? s.out_width : s.in_width);
     return (height + (double)((s.kernel_height - 1) * s.dilation_height)) *

@@ -1,0 +1,48 @@
+"""Which path conv2d takes at sizes that it was not tuned for, where `bench regret` found another one much faster on an
+H200. No GPU is needed."""
+
+import pytest
+import torch
+
+import cuda_ops
+from cuda_ops import _explain, _library
+
+pytestmark = pytest.mark.skipif(not _library.has_cuda(), reason="a build without CUDA has no tables of paths")
+
+
+def chosen(image, weight, dtype=torch.bfloat16, tf32=False, channels_last=True, **kwargs):
+    """{pass: path} on an H200."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    tensors = [torch.empty(*of, dtype=dtype, device="meta").to(memory_format=layout) for of in (image, weight)]
+    with _explain.tf32(tf32):
+        explanation = cuda_ops.explain(cuda_ops.functional.conv2d, *tensors, capability="9.0", show=False, **kwargs)
+    return {product.name: product.chosen.name for product in explanation.products}
+
+
+def test_a_small_gradient_of_weight_is_one_launch():
+    """With a 1x1 kernel: the sm90 path copies grad_output and adds up splits beside its product."""
+    half = {"dtype": torch.float32, "tf32": True}
+    small = chosen((25, 16, 1, 1), (8, 16, 1, 1), channels_last=False, **half)
+    assert small["gradient of weight"] == "gemm_1x1"
+    assert chosen((25, 16, 56, 56), (8, 16, 1, 1), **half)["gradient of weight"] == "sm90"
+
+
+def test_few_channels_to_sum_over_go_to_the_halo():
+    """sm90 would multiply a slice of 64 channels for each tap, of which 16 are there."""
+    assert chosen((32, 568, 44, 44), (16, 568, 5, 5))["gradient of input"] == "sm90_halo"
+    assert chosen((32, 16, 44, 44), (568, 16, 5, 5))["forward"] == "sm90_halo"
+    # Twice as many are half of a slice's products.
+    assert chosen((32, 568, 44, 44), (64, 568, 5, 5))["gradient of input"] == "sm90"
+    assert chosen((32, 64, 44, 44), (568, 64, 5, 5))["forward"] == "sm90"
+
+
+def test_eight_channels_go_to_mma_where_the_halo_does_not_fit():
+    """It leaves no gaps between taps."""
+    assert chosen((8, 8, 30, 30), (16, 8, 7, 7))["forward"] == "mma"
+    assert chosen((8, 32, 30, 30), (16, 32, 7, 7))["forward"] != "mma"
+
+
+def test_few_channels_share_no_pixels_with_one_tap():
+    tf32 = {"dtype": torch.float32, "tf32": True, "channels_last": False, "stride": 2}
+    assert chosen((128, 3, 9, 9), (898, 3, 1, 1), **tf32)["forward"] == "simt"
+    assert chosen((128, 3, 9, 9), (898, 3, 3, 3), **tf32)["forward"] == "few_channels"
