@@ -346,7 +346,8 @@ Answer softmax_cluster_supports(const SoftmaxCall &call, const Device &device)
     return device.capability < 90 ? NEEDS_90 : fits_registers(call, MOST_CLUSTER);
 }
 
-// A block takes longer than a cluster's exchange only with rows that fill it, and clusters of four must all run at once.
+// A cluster makes up for its exchange where rows nearly fill a block, and are so few that clusters of four all run at
+// once.
 Answer softmax_cluster_is_fast(const SoftmaxCall &call, const Device &device)
 {
     const int64_t vectors = row_vectors(call);
