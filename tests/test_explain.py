@@ -200,6 +200,7 @@ def test_what_the_size_decides():
         assert set(chosen(function, meta(8, 50257), 1, capability="9.0").values()) == {"cluster"}
         assert set(chosen(function, meta(8, 16384), 1, capability="9.0").values()) == {"cluster"}
         assert set(chosen(function, meta(64, 16384), 1, capability="9.0").values()) == {"row"}
+        assert set(chosen(function, meta(8, 8192), 1, capability="9.0").values()) == {"row"}
         assert set(chosen(function, meta(8, 1_000_000), 1, capability="9.0").values()) == {"split"}
         assert set(chosen(function, meta(2048, 50257), 1, capability="9.0").values()) == {"cluster"}
         assert set(chosen(function, meta(2048, 50257), 1, capability="8.0").values()) == {"thread_group"}

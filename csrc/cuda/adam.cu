@@ -1,9 +1,9 @@
 // adam: Adam's step, or AdamW's, over a list of parameters (see adam.h).
-// One launch for the whole list, or for 440 parameters of it: addresses travel in the kernel's arguments, of which there
-// may be 32 KB, in shorter ones where they are few; the parameters are cut into chunks, and a block finds the parameter
-// of its chunk by bisection. Bound by memory: 4 streams read and 3 written, with
-// amsgrad 5 and 4. Where the steps are counted on the device, a kernel of one block goes ahead: it moves the counters
-// and leaves their powers in the workspace, since one in double takes as long as a chunk.
+// One launch for the whole list, or for 440 parameters of it: addresses travel in the kernel's arguments, of which
+// there may be 32 KB, in shorter ones where they are few; the parameters are cut into chunks, and a block finds the
+// parameter of its chunk by bisection. Bound by memory: 4 streams read and 3 written, with amsgrad 5 and 4. Where steps
+// are counted on the device, a kernel of one block goes ahead: it moves the counters and leaves their powers in the
+// workspace, since one in double takes as long as a chunk.
 #include "cuda_ops/adam.h"
 
 #include "common/aligned_vector.cuh"

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(GROUP_THREADS)
     }
 }
 
-// Columns that are rows: a group of threads has a row, or, where rows are few, the part of it from blockIdx.y * part on.
+// Columns that are rows: a group of threads has a row, or, where rows are few, its part from blockIdx.y * part on.
 // `vectors`: input and grad_input lie alike.
 template <typename T>
 __global__ void __launch_bounds__(GROUP_THREADS)

@@ -346,12 +346,14 @@ Answer softmax_cluster_supports(const SoftmaxCall &call, const Device &device)
     return device.capability < 90 ? NEEDS_90 : fits_registers(call, MOST_CLUSTER);
 }
 
+// A cluster makes up for its exchange where rows nearly fill a block, and are so few that clusters of four all run at
+// once.
 Answer softmax_cluster_is_fast(const SoftmaxCall &call, const Device &device)
 {
     const int64_t vectors = row_vectors(call);
     if (vectors > MOST_OF_BLOCK)
         return YES;
-    return vectors > MOST_OF_BLOCK / 2 && call.columns * MOST_CLUSTER <= device.multiprocessors
+    return vectors > MOST_OF_BLOCK / 2 && call.columns * 4 <= device.multiprocessors
                ? YES
                : no("rows are short enough for a block's registers, and many or short");
 }

@@ -1,6 +1,6 @@
 // softmax and log_softmax of columns that are long and too few to fill the GPU: they are cut into parts, one for each
 // group of threads (common/thread_group.cuh), and two kernels go over them.
-//     first:  a part's largest element and sum of exp(input - largest), or sum of grad_output * output, to the workspace
+//     first:  a part's largest element and sum of exponentials, or its sum of grad_output * output, to the workspace
 //     second: combines those of all of a column's parts, in order, and writes its part of the result
 // The second kernel reads from the L2 cache what the first one has read from memory. Bound by two launches' latency.
 #include "common/aligned_vector.cuh"
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(GROUP_THREADS)
 
 // A row has a block, neighbouring columns eight threads each.
 static constexpr int STRIDED_GROUP = 8;
-// As many parts as give a multiprocessor so many blocks, but none shorter than is worth a block's while: a row's is what
+// As many parts as give a multiprocessor so many blocks, but none shorter than is worth a block's while: of a row, what
 // its threads load at one go.
 static constexpr int WANTED_BLOCKS = 4;
 static constexpr int64_t SHORTEST_STRIDED = 128;
