@@ -188,9 +188,8 @@ int64_t layer_norm_backward_ring(const LayerNormCall &call, const RowShape &shap
     const int64_t parts = layer_norm_backward_ring_parts(call, shape, device), bytes = shape.threads * THREAD_BYTES;
     with_kernel(call, shape, [&](auto kernel, auto element) {
         const auto a = backward_rows<decltype(element)>(call, shape, partials);
-        if (allow_shared_memory(kernel, (int)bytes) == cudaSuccess)
-            launch_dependent_clusters(kernel, parts * shape.cluster, shape.threads, shape.cluster, (int)bytes,
-                                      call.stream, a);
+        launch_dependent_clusters(kernel, parts * shape.cluster, shape.threads, shape.cluster, (int)bytes, call.stream,
+                                  a);
     });
     return parts;
 }
