@@ -214,60 +214,9 @@ def test_every_path_with_many_rows(path, dtype, monkeypatch):
     assert done > 0 or needs_hopper
 
 
-# Backward's rows of a ring: in one block, in clusters, too few for the device, more than it runs at once, and no whole
-# number of warps; beside them rows that are not whole vectors, and those that are too long.
-@pytest.mark.cuda
-@pytest.mark.parametrize("dtype", CUDA_DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "cols"),
-    [
-        (600, 1023),
-        (600, 1025),
-        (1, 8192),
-        (20, 8192),
-        (300, 8192),
-        (90, 8193),
-        (411, 8264),
-        (5, 16384),
-        (270, 16384),
-        (70, 32768),
-        (3, 50_000),
-        (40, 50_000),
-        (19, 131_072),
-        (9, 140_000),
-    ],
-)
-def test_gradients_of_long_rows(dtype, rows, cols):
-    x, more, g, g_sum = (random(rows, cols, seed=seed).to("cuda", dtype) for seed in range(4))
-    w, b = (random(cols, seed=seed).to("cuda", dtype) for seed in (4, 5))
-    for ours, add, native_norm in [
-        (layer_norm, add_layer_norm, native.layer_norm),
-        (rms_norm, add_rms_norm, native.rms_norm),
-    ]:
-        for affine in (True, False):
-            parameters = ([w, b] if ours is layer_norm else [w]) if affine else []
-            leaves = [t.clone().requires_grad_() for t in (x, *parameters)]
-            exact = [t.double().requires_grad_() for t in (x, *parameters)]
-            eps = {"eps": 1e-5}
-            grads = torch.autograd.grad(ours(leaves[0], (cols,), *leaves[1:], **eps), leaves, g)
-            again = torch.autograd.grad(ours(leaves[0], (cols,), *leaves[1:], **eps), leaves, g)
-            expected = torch.autograd.grad(native_norm(exact[0], (cols,), *exact[1:], **eps), exact, g.double())
-            for grad, same, expected_grad in zip(grads, again, expected, strict=True):
-                assert torch.equal(grad, same)
-                assert_close(grad, expected_grad, 2 * RELATIVE_NORM[dtype])
-            output, total = add(leaves[0], more, (cols,), *leaves[1:], **eps)
-            grads = torch.autograd.grad([output, total], leaves, [g, g_sum])
-            exact_total = exact[0] + more.double()
-            rounded = exact_total + (total.double() - exact_total).detach()
-            output = native_norm(rounded, (cols,), *exact[1:], **eps)
-            expected = torch.autograd.grad([output, exact_total], exact, [g.double(), g_sum.double()])
-            for grad, expected_grad in zip(grads, expected, strict=True):
-                assert_close(grad, expected_grad, 2 * RELATIVE_NORM[dtype])
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("cols", [33, 768, 4096, 8192, 16_384, 40_000])
+@pytest.mark.parametrize("cols", [33, 768, 4096, 40_000])
 def test_float32_parameters_beside_halves(dtype, cols):
     x, weight, bias = random(37, cols).to("cuda", dtype), random(cols).float().cuda(), random(cols).float().cuda()
     tensors = [t.clone().requires_grad_() for t in (x, weight, bias)]

@@ -5,7 +5,7 @@
 //     grad_weight = sum over rows of grad_output * xhat,  grad_bias = sum over rows of grad_output
 //
 // The grid is as large as the device runs at once. A block goes down the rows, several at a time where they are short;
-// rows of more than 1024 vectors are backward_ring.cu's. A thread has the same 16-byte vector (or up to four single
+// on Hopper a row may have a cluster of up to eight blocks. A thread has the same 16-byte vector (or up to four single
 // elements) of every row, so that the sums over rows stay in its registers, and it asks for its vector of the next row
 // before it waits for the sums of this one (for single elements there are no registers left). Each block leaves a row
 // of sums, and a second kernel adds these in a fixed order. The sums over rows of grad_input itself, the gradient of a
@@ -14,25 +14,41 @@
 #include "common/column_sums.cuh"
 #include "common/device.h"
 #include "common/value.cuh"
-#include "layer_norm/backward.cuh"
+#include "layer_norm/paths.h"
 #include "layer_norm/rows.cuh"
 
 static constexpr int MOST_THREADS = 1024;
-static constexpr int SLOT_THREADS = 512; // of a block of several rows: two such a multiprocessor
+static constexpr int SLOT_THREADS = 512; // of a block of several rows, or in a cluster: two such a multiprocessor
 
-template <typename T, int COUNT, int VECTORS, bool SUMS>
+template <typename T>
+struct BackwardRows {
+    typedef accumulate_type<T> A;
+    T *grad_input;
+    A *partials;
+    const T *grad_output, *grad_sum, *input;
+    const double *mean;
+    const A *rstd;
+    const void *weight;
+    int64_t rows;
+    int cols, threads, cluster;
+    A inverse_cols;
+    bool rms, full_parameters;
+};
+
+template <typename T, int COUNT, int VECTORS, bool CLUSTER, bool SUMS>
 __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const BackwardRows<T> a)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> P;
-    constexpr int SHARE = COUNT * VECTORS; // columns of a thread
-    constexpr bool AHEAD = COUNT > 1;      // as far as there are registers
+    constexpr int SHARE = COUNT * VECTORS;                           // columns of a thread
+    constexpr bool AHEAD = COUNT > 1, SUM_AHEAD = AHEAD && !CLUSTER; // as far as there are registers
     __shared__ RowScratch<A, 2> scratch;
     __shared__ __align__(16) A exchange[SLOT_THREADS * SHARE];
     int turn = 0;
-    const int slots = blockDim.x / a.threads, rank = threadIdx.x % a.threads;
-    const int stride = a.threads, vectors = a.cols / COUNT;
-    const int64_t part = blockIdx.x, step = (int64_t)gridDim.x * slots;
+    const int cluster = CLUSTER ? a.cluster : 1, block = (int)(blockIdx.x % cluster);
+    const int slots = blockDim.x / a.threads, rank = threadIdx.x % a.threads + block * a.threads;
+    const int stride = a.threads * cluster, vectors = a.cols / COUNT;
+    const int64_t part = blockIdx.x / cluster, step = (int64_t)(gridDim.x / cluster) * slots;
     const P zeros = vector_of_equal<T, COUNT>(A(0));
     A grad_weight[SHARE] = {}, grad_bias[SHARE] = {};
     // Of grad_input: four of a thread's sums behind those of its neighbours, so that banks do not conflict.
@@ -56,6 +72,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
         mean = there && !a.rms ? a.mean[row] : 0.0;
         rstd = there ? a.rstd[row] : A(0);
     };
+    prepare_row_sums<CLUSTER>(scratch);
     wait_for_predecessor();
     release_successor();
     load(x, g, mean, rstd, part * slots + threadIdx.x / a.threads);
@@ -67,7 +84,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
         if constexpr (AHEAD)
             load(next_x, next_g, next_mean, next_rstd, row + step);
         P more[VECTORS];
-        if constexpr (AHEAD) {
+        if constexpr (SUM_AHEAD) {
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
                 more[v] = load_vector_or(reinterpret_cast<const P *>(a.grad_sum + row * a.cols) + rank + v * stride,
@@ -94,7 +111,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
             }
         }
         if (a.grad_input) {
-            row_sums<false>(sums, a.threads, 1, scratch, turn);
+            row_sums<CLUSTER>(sums, a.threads, cluster, scratch, turn);
             const A mean_h = a.rms ? A(0) : sums[0] * a.inverse_cols, slope = sums[1] * a.inverse_cols;
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
@@ -107,7 +124,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
                         result[e] = rstd * (h[v * COUNT + e] - mean_h - xhat * slope);
                     }
                     if (a.grad_sum) {
-                        if constexpr (!AHEAD)
+                        if constexpr (!SUM_AHEAD)
                             more[v] = *reinterpret_cast<const P *>(a.grad_sum + at);
 #pragma unroll
                         for (int e = 0; e < COUNT; e++)
@@ -132,6 +149,8 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
             x[v] = next_x[v], g[v] = next_g[v];
         mean = next_mean, rstd = next_rstd;
     }
+    if (CLUSTER && a.grad_input)
+        cluster_sync(); // others may still send it their sums
     if (!a.partials)
         return;
     // The rows that the block had side by side, added in their order; then [part][weight, bias or input][column].
@@ -169,7 +188,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
             A total = 0;
             for (int slot = 0; slot < slots; slot++)
                 total += exchange[slot * a.threads * SHARE + i];
-            const int vector = i / SHARE + i % SHARE / COUNT * stride; // i / SHARE is the rank
+            const int vector = i / SHARE + i % SHARE / COUNT * stride; // slots > 1: no cluster, rank = i / SHARE
             if (vector < vectors)
                 to[vector * COUNT + i % COUNT] = total;
         }
@@ -188,13 +207,20 @@ RowShape layer_norm_backward_shape(const LayerNormCall &call, const Device &devi
     const bool vectorised = call.cols % size == 0 && is_aligned_16(call.grad_input) &&
                             is_aligned_16(call.grad_output) && is_aligned_16(call.grad_sum) &&
                             is_aligned_16(call.input) && is_aligned_16(call.weight);
-    RowShape shape = {vectorised ? size : 1, vectorised ? 1 : single_elements(dtype_size(call.dtype)), 0, 1, 1, false};
+    RowShape shape = {vectorised ? size : 1, vectorised ? 1 : single_elements(dtype_size(call.dtype)), 0, 1, 1};
     const int64_t vectors = call.cols / shape.elements, threads = ceil_div(vectors, shape.vectors);
-    if (threads > MOST_THREADS)
-        return layer_norm_backward_ring_shape(call, vectorised, device);
-    shape.threads = round_threads(threads);
-    if (shape.threads < SLOT_THREADS)
-        shape.slots = choose_slots(shape.threads, SLOT_THREADS, call.rows, device.multiprocessors);
+    if (threads <= MOST_THREADS) {
+        shape.threads = round_threads(threads);
+        if (shape.threads < SLOT_THREADS)
+            shape.slots = choose_slots(shape.threads, SLOT_THREADS, call.rows, device.multiprocessors);
+        return shape;
+    }
+    const int64_t block = threads <= MOST_CLUSTER * SLOT_THREADS ? SLOT_THREADS : MOST_THREADS;
+    while (threads > block * shape.cluster && shape.cluster < MOST_CLUSTER)
+        shape.cluster *= 2;
+    shape.cluster = shape.cluster > 1 ? shape.cluster : 2;
+    if (vectorised && call.dtype != CUDA_OPS_FLOAT64 && threads <= block * shape.cluster)
+        shape.threads = (int)(ceil_div(threads, WARP_SIZE * shape.cluster) * WARP_SIZE);
     return shape;
 }
 
@@ -202,7 +228,7 @@ RowShape layer_norm_backward_shape(const LayerNormCall &call, const Device &devi
 static bool sums_in_kernel(const LayerNormCall &call, const RowShape &shape)
 {
     const bool halves = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
-    return call.grad_input_sums && halves && shape.elements > 1 && !shape.ring &&
+    return call.grad_input_sums && halves && shape.elements > 1 && shape.cluster == 1 &&
            shape.threads * shape.slots <= SLOT_THREADS;
 }
 
@@ -211,15 +237,17 @@ template <typename T, typename What>
 static void with_kernel(const RowShape &shape, bool sums, What what)
 {
     if (shape.elements == 1) {
-        what(layer_norm_backward_kernel<T, 1, single_elements(sizeof(T)), false>);
-        return;
+        what(layer_norm_backward_kernel<T, 1, single_elements(sizeof(T)), false, false>);
+    } else if (shape.cluster == 1) {
+        if constexpr (sizeof(T) == 2)
+            if (sums) {
+                what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false, true>);
+                return;
+            }
+        what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false, false>);
+    } else if constexpr (sizeof(T) < sizeof(double)) {
+        what(layer_norm_backward_kernel<T, vector16<T>::size, 1, true, false>);
     }
-    if constexpr (sizeof(T) == 2)
-        if (sums) {
-            what(layer_norm_backward_kernel<T, vector16<T>::size, 1, true>);
-            return;
-        }
-    what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false>);
 }
 
 // Of rows: as many as run at once, since a second round would take as long as the first.
@@ -227,15 +255,15 @@ template <typename Kernel>
 static int64_t groups_of(int64_t rows, const RowShape &shape, Kernel kernel, const Device &device)
 {
     const int64_t wanted = ceil_div(rows, shape.slots);
-    const int64_t there = (int64_t)device.multiprocessors * active_blocks(kernel, shape.threads * shape.slots, 0);
+    const int64_t there = shape.cluster > 1
+                              ? active_clusters(kernel, shape.threads, shape.cluster)
+                              : (int64_t)device.multiprocessors * active_blocks(kernel, shape.threads * shape.slots, 0);
     return wanted < there ? wanted : (there > 0 ? there : 1);
 }
 
 int64_t layer_norm_backward_parts(const LayerNormCall &call, const Device &device)
 {
     const RowShape shape = layer_norm_backward_shape(call, device);
-    if (shape.ring)
-        return layer_norm_backward_ring_parts(call, shape, device);
     int64_t most = 0;
     if (shape.threads > 0)
         for (const bool sums : {false, true})
@@ -249,12 +277,22 @@ int64_t layer_norm_backward_parts(const LayerNormCall &call, const Device &devic
 template <typename T>
 static int64_t launch(const LayerNormCall &call, const RowShape &shape, const Device &device, bool partials)
 {
-    const BackwardRows<T> a = backward_rows<T>(call, shape, partials);
+    BackwardRows<T> a = {};
+    typedef accumulate_type<T> A;
+    a.grad_input = (T *)call.grad_input, a.partials = partials ? (A *)call.workspace : nullptr;
+    a.grad_output = (const T *)call.grad_output, a.grad_sum = (const T *)call.grad_sum;
+    a.input = (const T *)call.input, a.mean = call.saved_mean, a.rstd = (const A *)call.saved_rstd;
+    a.weight = call.weight, a.rows = call.rows, a.cols = (int)call.cols;
+    a.threads = shape.threads, a.cluster = shape.cluster, a.inverse_cols = A(1) / (A)call.cols;
+    a.rms = call.rms, a.full_parameters = call.parameter_dtype != call.dtype;
     int64_t parts = 0;
     with_kernel<T>(shape, sums_in_kernel(call, shape), [&](auto kernel) {
         const int threads = shape.threads * shape.slots;
         parts = groups_of(call.rows, shape, kernel, device);
-        launch_dependent(kernel, dim3((unsigned int)parts), dim3((unsigned int)threads), 0, call.stream, a);
+        if (shape.cluster > 1)
+            launch_dependent_clusters(kernel, parts * shape.cluster, threads, shape.cluster, 0, call.stream, a);
+        else
+            launch_dependent(kernel, dim3((unsigned int)parts), dim3((unsigned int)threads), 0, call.stream, a);
     });
     return parts;
 }
@@ -263,10 +301,7 @@ cuda_ops_status layer_norm_backward(const LayerNormCall &call, const RowShape &s
 {
     const bool of_input = sums_in_kernel(call, shape), partials = call.grad_weight || call.grad_bias || of_input;
     int64_t parts = 0;
-    if (shape.ring)
-        parts = layer_norm_backward_ring(call, shape, device, partials);
-    else
-        CUDA_OPS_DISPATCH(call.dtype, T, parts = launch<T>(call, shape, device, partials));
+    CUDA_OPS_DISPATCH(call.dtype, T, parts = launch<T>(call, shape, device, partials));
     cuda_ops_status status = launch_status();
     if (status == CUDA_OPS_SUCCESS && partials)
         status = layer_norm_sum_partials(call, parts, of_input);

@@ -16,7 +16,7 @@ RowShape layer_norm_forward_shape(const LayerNormCall &call, const Device &devic
     const bool vectorised = call.cols % size == 0 && is_aligned_16(call.output) && is_aligned_16(call.sum) &&
                             is_aligned_16(call.input) && is_aligned_16(call.residual) && is_aligned_16(call.weight) &&
                             is_aligned_16(call.bias);
-    RowShape shape = {vectorised ? size : 1, 8, 0, 1, 1, false};
+    RowShape shape = {vectorised ? size : 1, 8, 0, 1, 1};
     const int64_t vectors = call.cols / shape.elements, most = (int64_t)MOST_THREADS * shape.vectors;
     if (vectors > most) {
         while (vectors > most * shape.cluster && shape.cluster < MOST_CLUSTER)

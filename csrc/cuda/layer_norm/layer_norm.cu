@@ -11,7 +11,7 @@ static RowShape shape_of(const LayerNormCall &call, const Device &device)
 Answer layer_norm_registers_supports(const LayerNormCall &call, const Device &device)
 {
     const RowShape shape = shape_of(call, device);
-    return shape.cluster == 1 && !shape.ring && shape.threads > 0
+    return shape.cluster == 1 && shape.threads > 0
                ? YES
                : no("rows are longer than what a block's registers hold, in vectors where they are whole ones");
 }
@@ -21,7 +21,7 @@ Answer layer_norm_cluster_supports(const LayerNormCall &call, const Device &devi
     if (device.capability < 90)
         return NEEDS_90;
     const RowShape shape = shape_of(call, device);
-    if (shape.cluster == 1 && !shape.ring)
+    if (shape.cluster == 1)
         return no("a block holds a row");
     if (call.dtype == CUDA_OPS_FLOAT64)
         return no("has no kernel for float64");
@@ -52,7 +52,7 @@ static PathTable<LayerNormCall, 3> table = {
     {"CUDA_OPS_LAYER_NORM_PATH"},
     {{"registers", "layer_norm/forward.cu", "layer_norm_forward_kernel layer_norm_backward_kernel",
       layer_norm_registers_supports, nullptr, in_registers_workspace, in_registers},
-     {"cluster", "layer_norm/forward.cu", "layer_norm_forward_kernel layer_norm_backward_ring_kernel",
+     {"cluster", "layer_norm/forward.cu", "layer_norm_forward_kernel layer_norm_backward_kernel",
       layer_norm_cluster_supports, nullptr, in_registers_workspace, in_registers},
      {"streamed", "layer_norm/streamed.cu",
       "layer_norm_forward_streamed_kernel layer_norm_grad_input_streamed_kernel "

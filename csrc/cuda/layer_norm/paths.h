@@ -31,8 +31,7 @@ struct LayerNormCall {
 
 // A row in the registers of a part of a warp, a warp or a block (forward.cu, backward.cu).
 Answer layer_norm_registers_supports(const LayerNormCall &call, const Device &device);
-// A row in the registers of a cluster of blocks (forward.cu), or backward in the shared memory of one to eight blocks
-// (backward_ring.cu).
+// A row in the registers of a cluster of blocks (forward.cu, backward.cu).
 Answer layer_norm_cluster_supports(const LayerNormCall &call, const Device &device);
 // A row of any length, which a block reads again for each step (streamed.cu).
 int64_t layer_norm_streamed_workspace(const LayerNormCall &call, const Device &device);
@@ -42,17 +41,11 @@ cuda_ops_status layer_norm_streamed(const LayerNormCall &call, const Device &dev
 // `cluster` blocks, of which one has `slots` rows. threads = 0: rows of this length and alignment do not fit.
 struct RowShape {
     int elements, vectors, threads, slots, cluster;
-    bool ring; // backward_ring.cu's
 };
 RowShape layer_norm_forward_shape(const LayerNormCall &call, const Device &device);
 RowShape layer_norm_backward_shape(const LayerNormCall &call, const Device &device);
 cuda_ops_status layer_norm_forward(const LayerNormCall &call, const RowShape &shape);
 cuda_ops_status layer_norm_backward(const LayerNormCall &call, const RowShape &shape, const Device &device);
-// Of rows that are too long for backward.cu's kernel: their shape, the rows of sums at the most, and the launch, which
-// returns how many there are.
-RowShape layer_norm_backward_ring_shape(const LayerNormCall &call, bool vectorised, const Device &device);
-int64_t layer_norm_backward_ring_parts(const LayerNormCall &call, const RowShape &shape, const Device &device);
-int64_t layer_norm_backward_ring(const LayerNormCall &call, const RowShape &shape, const Device &device, bool partials);
 // Rows of sums that backward's blocks leave at the most.
 int64_t layer_norm_backward_parts(const LayerNormCall &call, const Device &device);
 
