@@ -22,7 +22,7 @@ def count_kernels(function):
     return sum("adam_kernel" in name for name in names), sum("adam_steps_kernel" in name for name in names)
 
 
-@pytest.mark.parametrize("tensors", [1, 56, 57, 440, 441])
+@pytest.mark.parametrize("tensors", [1, 56, 57, 440, 442, 600])
 @pytest.mark.parametrize("fused", [False, True])
 def test_launches(tensors, fused):
     """One for 440 parameters; without counters on the device those that are empty count for nothing."""
