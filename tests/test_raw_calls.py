@@ -185,8 +185,9 @@ def test_tables_of_paths_need_a_device():
         RuntimeError, match=r"explain: expected device to be .*since there is no GPU whose they could be"
     ):
         ops.linear_gelu_paths(torch.float32, 0, 7, 2, True, False, [])
-    with pytest.raises(RuntimeError, match="explain: expected device to be capability, multiprocessors and bytes"):
-        ops.linear_gelu_paths(torch.float32, 0, 7, 2, True, False, [90, 0, 0])
+    for device in ([90, 0, 0], [90, 2**40, 0], [2**31, 132, 0], [90, 132, 2**33], [90, 132]):
+        with pytest.raises(RuntimeError, match="explain: expected device to be capability, multiprocessors and bytes"):
+            ops.linear_gelu_paths(torch.float32, 0, 7, 2, True, False, device)
 
 
 @pytest.mark.parametrize("size", [[5] * 8, [2, 5], [-1], [3, 0]])

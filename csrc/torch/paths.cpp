@@ -48,7 +48,10 @@ cuda_ops_device_facts facts_of(at::IntArrayRef device)
                                    "memory, since there is no GPU whose they could be");
         return {};
     }
-    TORCH_CHECK(device.size() == 3 && device[0] > 0 && device[1] > 0 && device[2] >= 0,
+    // Far beyond any device, and products of them with sizes of tiles stay within an int.
+    constexpr int64_t MOST_CAPABILITY = 9999, MOST_MULTIPROCESSORS = 1 << 16, MOST_SHARED_BYTES = 1 << 30;
+    TORCH_CHECK(device.size() == 3 && device[0] > 0 && device[0] <= MOST_CAPABILITY && device[1] > 0 &&
+                    device[1] <= MOST_MULTIPROCESSORS && device[2] >= 0 && device[2] <= MOST_SHARED_BYTES,
                 "explain: expected device to be capability, multiprocessors and bytes of shared "
                 "memory, got ",
                 device);
