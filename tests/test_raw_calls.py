@@ -235,3 +235,11 @@ def test_what_a_write_overlaps_is_refused_by_name():
         ops.scatter_add_inplace(x, 0, index[:, None].expand(6, 5), x)
     with pytest.raises(RuntimeError, match="relu: expected input to have a place in memory for each element"):
         ops.relu_inplace(x[:, :1].expand(6, 5))
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3)])
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_batch_norm_act_is_named(shape, place):
+    input, vector = torch.ones(shape, device=place), torch.ones(3, device=place)
+    with pytest.raises((RuntimeError, ValueError), match=r"^batch_norm_act: "):
+        ops.batch_norm_act_forward_training(input, vector, vector, None, "relu", 1e-5)

@@ -17,44 +17,44 @@ def _empty_like(input):
     return torch.empty_like(input, memory_format=suggest_memory_format(input))
 
 
-def _check_channels(input, **tensors):
-    expect(input.dim() >= 2, "batch_norm", "input to have at least 2 dimensions, got shape {}", list(input.shape))
+def _check_channels(op, input, **tensors):
+    expect(input.dim() >= 2, op, "input to have at least 2 dimensions, got shape {}", list(input.shape))
     for name, tensor in tensors.items():
         if tensor is not None:
             message = f"{name} to have one element for each channel of input, {{}}, got shape {{}}"
             fits = tensor.dim() == 1 and tensor.shape[0] == input.shape[1]
-            expect(fits, "batch_norm", message, input.shape[1], list(tensor.shape))
+            expect(fits, op, message, input.shape[1], list(tensor.shape))
 
 
-def _check_batch(input):
+def _check_batch(op, input):
     count = 1  # values of a channel
     for size in (*input.shape[:1], *input.shape[2:]):
         count *= size
     if count == 1:
         raise ValueError(
-            f"batch_norm: Expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
+            f"{op}: Expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
         )
 
 
 @register_fake("cuda_ops::batch_norm_forward_training")
 def _(input, weight, bias, eps):
-    _check_channels(input, weight=weight, bias=bias)
-    _check_batch(input)
+    _check_channels("batch_norm", input, weight=weight, bias=bias)
+    _check_batch("batch_norm", input)
     mean = input.new_empty(input.shape[1], dtype=torch.float64)
     return _empty_like(input), mean, torch.empty_like(mean)
 
 
 @register_fake("cuda_ops::batch_norm_forward_tracking")
 def _(input, weight, bias, running_mean, running_var, num_batches_tracked, momentum, eps):
-    _check_channels(input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    _check_batch(input)
+    _check_channels("batch_norm", input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    _check_batch("batch_norm", input)
     mean = input.new_empty(input.shape[1], dtype=torch.float64)
     return _empty_like(input), mean, torch.empty_like(mean)
 
 
 @register_fake("cuda_ops::batch_norm_forward_inference")
 def _(input, weight, bias, running_mean, running_var, eps):
-    _check_channels(input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    _check_channels("batch_norm", input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
     return _empty_like(input)
 
 

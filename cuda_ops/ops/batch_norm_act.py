@@ -36,8 +36,8 @@ def _check_residual(op, input, residual, activation):
 @register_fake("cuda_ops::batch_norm_act_forward_training")
 def _(input, weight, bias, residual, activation, eps):
     _check_residual("batch_norm_act", input, residual, activation)
-    _check_channels(input, weight=weight, bias=bias)
-    _check_batch(input)
+    _check_channels("batch_norm_act", input, weight=weight, bias=bias)
+    _check_batch("batch_norm_act", input)
     mean = input.new_empty(input.shape[1], dtype=torch.float64)
     return _empty_like(input), mean, torch.empty_like(mean)
 
@@ -45,8 +45,10 @@ def _(input, weight, bias, residual, activation, eps):
 @register_fake("cuda_ops::batch_norm_act_forward_tracking")
 def _(input, weight, bias, residual, running_mean, running_var, num_batches_tracked, activation, momentum, eps):
     _check_residual("batch_norm_act", input, residual, activation)
-    _check_channels(input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    _check_batch(input)
+    _check_channels(
+        "batch_norm_act", input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var
+    )
+    _check_batch("batch_norm_act", input)
     mean = input.new_empty(input.shape[1], dtype=torch.float64)
     return _empty_like(input), mean, torch.empty_like(mean)
 
@@ -54,7 +56,9 @@ def _(input, weight, bias, residual, running_mean, running_var, num_batches_trac
 @register_fake("cuda_ops::batch_norm_act_forward_inference")
 def _(input, weight, bias, residual, running_mean, running_var, activation, eps):
     _check_residual("batch_norm_act", input, residual, activation)
-    _check_channels(input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    _check_channels(
+        "batch_norm_act", input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var
+    )
     return _empty_like(input)
 
 
