@@ -44,6 +44,14 @@ class WithoutEntries:
                 p.grad = None
 
 
+def loss_of(closure):
+    """What a step's closure returns, called with gradients enabled; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 def refuse_differentiable(op: str, group):
     if group.get("differentiable"):
         raise NotImplementedError(f"{op}: differentiable=True is not supported")

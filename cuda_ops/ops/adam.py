@@ -12,6 +12,7 @@ from .._optimizer import (
     WithoutEntries,
     check_numbers,
     local,
+    loss_of,
     number_or_tensor,
     option,
     refuse_differentiable,
@@ -109,10 +110,7 @@ class Step(WithoutEntries):
         Returns:
             What `closure` returned, or None.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         with torch.no_grad():
             lists = [(group, *alike) for group in self.param_groups for alike in self._alike(group)]
             norm = None if self.max_grad_norm is None else self._norm([grads for *_, grads, _ in lists])

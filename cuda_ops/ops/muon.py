@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 
 from .._arguments import flag, integer, numbers
 from .._library import ops
-from .._optimizer import WithoutEntries, check_numbers, number_or_tensor, option, refuse_sparse
+from .._optimizer import WithoutEntries, check_numbers, loss_of, number_or_tensor, option, refuse_sparse
 from .matmul import matmul
 
 ADJUSTMENTS = (None, "original", "match_rms_adamw")
@@ -138,10 +138,7 @@ class Muon(WithoutEntries, getattr(torch.optim, "Muon", torch.optim.Optimizer)):
         Returns:
             What `closure` returned, or None.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         with torch.no_grad():
             for group in self.param_groups:
                 alike = {}

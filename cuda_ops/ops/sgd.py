@@ -13,6 +13,7 @@ from .._optimizer import (
     WithoutEntries,
     check_numbers,
     local,
+    loss_of,
     number_or_tensor,
     refuse_differentiable,
     refuse_sparse,
@@ -132,10 +133,7 @@ class SGD(WithoutEntries, torch.optim.SGD):
         Returns:
             What `closure` returned, or None.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             if not self._step_at_once(group):
                 with torch.no_grad():
