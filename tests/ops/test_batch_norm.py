@@ -373,6 +373,29 @@ def test_slopes_at_the_corners_of_activations(activation, with_residual, layout,
         assert (a.double() - b.double()).norm() <= 1e-2 * b.double().norm()
 
 
+@pytest.mark.parametrize("shape", [(64, 32, 7, 7), (9, 5, 301)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_gates_beside_a_large_mean(shape, layout, device):
+    """A deviation of some twenty of float32's steps at 1000: the mean lies between two of them, and rounded to one of
+    them it would close, or open, the gate of all that are there, some 2 % of the elements."""
+    if layout == "channels_last" and len(shape) != 4:
+        pytest.skip("channels_last is for four dimensions")
+    generator = torch.Generator().manual_seed(0)
+    x = 1000 + torch.randn(shape, generator=generator) * 1e-3
+    x = x.to(device).contiguous(
+        memory_format=torch.channels_last if layout == "channels_last" else torch.contiguous_format
+    )
+    x.requires_grad_()
+    bias = torch.zeros(shape[1], device=device, requires_grad=True)
+    grad_output = torch.rand(shape, generator=generator).to(device) + 0.5
+    output = batch_norm_act(x, None, None, None, bias, activation="relu", training=True, eps=1e-12)
+    output.backward(grad_output)
+    axes = [d for d in range(len(shape)) if d != 1]
+    exact = x.detach().double()
+    opened = exact > exact.mean(axes, keepdim=True)
+    assert_close(bias.grad, (grad_output * opened).sum(axes, dtype=torch.float64), 2e-6)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
 def test_module_trains_in_one_graph(device, options, dynamic):

@@ -73,6 +73,28 @@ def test_bad_index_on_cuda_is_no_address_and_is_told_later(bad):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_bad_index_on_cuda_reaches_into_no_other_slab(bad):
+    # Beside dimension 1 there are slabs before and behind, into which an index out of range would point.
+    x = torch.zeros(3, 3, 20, device="cuda")
+    source = torch.ones(3, 2, 20, device="cuda")
+    index = torch.tensor([bad, 1], device="cuda")
+    for add in (
+        lambda: index_add(x, 1, index, source),
+        lambda: scatter_add(x, 1, index.view(1, 2, 1).expand(source.shape), source),
+        lambda: scatter_add(x, 1, index.view(1, 2, 1).repeat(3, 1, 20), source),
+    ):
+        output = add()
+        torch.cuda.synchronize()
+        assert output.sum((0, 2)).tolist() == [0, 60, 0]
+        with pytest.raises(IndexError, match=f"got {bad} at position"):
+            add()
+        torch.cuda.synchronize()
+        with pytest.raises(IndexError, match=f"got {bad} at position"):  # the second call's own
+            index_add(x, 1, index[1:], source[:, 1:])
+
+
+@pytest.mark.cuda
 def test_bad_index_raises_at_once_where_the_environment_asks(monkeypatch):
     monkeypatch.setenv("CUDA_OPS_CHECK_INDICES", "1")
     x, functions = adders(3, 20, "cuda")

@@ -52,9 +52,11 @@ def test_rows_that_start_anywhere(device_dtype, cols, offset):
     assert_close(output, torch.softmax(input.cpu().double(), 1), RELATIVE_NORM[dtype])
     y, g = output.cpu().double(), grad_output.cpu().double()
     expected = y * (g - (g * y).sum(1, keepdim=True))
-    # An output of its own, at an offset, too: what backward reads and writes then lies alike, or not.
-    for known in (output, input.copy_(output)):
-        grad = torch.ops.cuda_ops.softmax_backward(grad_output, known, 1)
+    # An output of its own, at an offset, too: what backward reads and writes then lies alike, or not; and an output at
+    # an offset alone.
+    there = input.copy_(output)
+    for incoming, known in ((grad_output, output), (grad_output, there), (grad_output.clone(), there)):
+        grad = torch.ops.cuda_ops.softmax_backward(incoming, known, 1)
         if cols > 1:  # with one the gradient is nothing but rounding
             assert_close(grad, expected, RELATIVE_NORM[dtype])
 
