@@ -43,6 +43,7 @@ OPS = {
         ["attention", "attention/mma", "attention/decode", "common/paths.cu"],
         60,
     ),
+    "attention_order": ([], 60),
 }
 
 pytestmark = pytest.mark.skipif(

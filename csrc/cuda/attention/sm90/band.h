@@ -3,12 +3,8 @@
 #define CUDA_OPS_ATTENTION_SM90_BAND_H
 
 #include "attention/paths.h"
+#include "attention/sm90/order.h"
 #include "common/tensor_map.h"
-
-// Query i sees keys i + low to i + high of 0 to keys - 1.
-struct Band {
-    int queries, keys, low, high;
-};
 
 // Sizes are below 2^29 (attention_sm90_supports), so that sums of two such numbers and a tile are ints, and a bound
 // beyond all rows is as good as none.

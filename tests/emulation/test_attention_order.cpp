@@ -1,0 +1,75 @@
+// attention's backward on Hopper: who adds to which queries' sums, of random bands, and in which order blocks of keys
+// are handed out. What its kernels rely on, and what no result tells: a wrong order waits forever.
+#include "attention/sm90/order.h"
+#include "cases.h"
+
+#include <algorithm>
+
+using namespace emulation;
+
+static constexpr int N = 128, UNBOUNDED = (1 << 29) + 1024;
+
+static void blocks_of_a_band()
+{
+    const int M = one_in(2) ? 64 : 128;
+    Band band = {(int)random_in(1, 900), (int)random_in(1, 900), -UNBOUNDED, UNBOUNDED};
+    const int diagonal = one_in(2) ? 0 : (int)random_in(-900, 900);
+    if (one_in(2))
+        band.low = diagonal - (int)random_in(0, 500);
+    if (!one_in(4))
+        band.high = diagonal + (one_in(2) ? 0 : (int)random_in(0, 500));
+    describe("%d queries, %d keys, keys %d to %d from a query's own, blocks of %d queries", band.queries, band.keys,
+             band.low, band.high, M);
+    std::vector<std::vector<int>> adding((size_t)(band.queries + M - 1) / M), last = adding;
+    for (int n = 0; n < (band.keys + N - 1) / N; n++) {
+        const BlocksOfQueries blocks = blocks_of_queries(band, n, M, N);
+        for (int m = blocks.last; m > blocks.last - blocks.count; m--) {
+            adding.at((size_t)m).push_back(n);
+            if (m <= blocks.finished)
+                last.at((size_t)m).push_back(n);
+        }
+    }
+    for (size_t m = 0; m < adding.size(); m++) {
+        bool seen = false;
+        for (int i = (int)m * M; i < band.queries && i < (int)m * M + M; i++)
+            seen |= std::max(i + band.low, 0) <= std::min(i + band.high, band.keys - 1);
+        if (queries_see_keys(band, (int)m * M, M) != !adding[m].empty() || (seen && adding[m].empty()))
+            fail("block %zu of queries is taken for one that sees keys, or that sees none", m);
+        for (size_t i = 0; i < adding[m].size(); i++)
+            if (adding[m][i] != first_block_of_keys(band, (int)m * M, N) + (int)i)
+                fail("block %d of keys is number %zu that adds to block %zu of queries", adding[m][i], i, m);
+        if (!adding[m].empty() && (last[m].size() != 1 || last[m][0] != adding[m].back()))
+            fail("%zu blocks of keys take themselves for the last that adds to block %zu of queries", last[m].size(),
+                 m);
+    }
+}
+
+static void order_of_blocks()
+{
+    const int blocks = (int)random_in(1, 20), heads = (int)random_in(1, 60), section = (int)random_in(1, heads);
+    const int early = section < heads ? (blocks + 1) / 2 : blocks;
+    describe("%d blocks of keys, %d heads in sections of %d", blocks, heads, section);
+    std::vector<int> handed_out((size_t)heads);
+    for (int place = 0; place < blocks * heads; place++) {
+        const BlockOfKeys block = block_of_keys(place, blocks, heads, section, early);
+        if (block.head < 0 || block.head >= heads || block.n != handed_out[(size_t)block.head])
+            fail("place %d has block %d of head %d", place, block.n, block.head);
+        handed_out[(size_t)block.head]++;
+    }
+    for (int head = 0; head < heads; head++)
+        if (handed_out[(size_t)head] != blocks)
+            fail("%d blocks of head %d are handed out", handed_out[(size_t)head], head);
+}
+
+static void attention_order(int64_t)
+{
+    for (int i = 0; i < 50; i++) {
+        blocks_of_a_band();
+        order_of_blocks();
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return run_cases(argc, argv, "attention_order", attention_order);
+}
