@@ -132,6 +132,55 @@ def test_paths_of_halves(monkeypatch, dtype, options, path):
         torch.ops.cuda_ops.reload_paths()
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("batch", "heads", "key_heads", "queries", "keys", "options"),
+    [
+        (11, 60, 60, 130, 270, {}),  # more heads than a section has: blocks of two sections are dealt out in turns
+        (9, 80, 40, 270, 270, {"causal": True}),
+        (1, 8, 2, 700, 140, {"causal": True, "bottom_right": True}),  # whole blocks of queries see no key,
+        (1, 8, 2, 140, 700, {"causal": True}),  # and whole blocks of keys are seen by no query
+        (1, 3, 1, 1300, 1100, {"window": (300, 10)}),
+    ],
+    ids=str,
+)
+def test_gradients_of_many_blocks(batch, heads, key_heads, queries, keys, options, head_dim):
+    """Blocks of keys add to the queries' gradients in turns: right, and the same bits each time."""
+    shapes = (heads, queries), (key_heads, keys), (key_heads, keys)
+    tensors = [torch.randn(batch, *shape, head_dim, device="cuda").bfloat16().requires_grad_() for shape in shapes]
+    output = flash_attention(*tensors, **options)
+    grad = torch.randn_like(output)
+    gradients = torch.autograd.grad(output, tensors, grad, retain_graph=True)
+    copies = [t.detach().double().requires_grad_() for t in tensors]
+    expected = torch.autograd.grad(reference(*copies, **options)[0], copies, grad.double())
+    for actual, exact in zip(gradients, expected, strict=True):
+        assert (actual - exact).norm() <= 6e-3 * exact.norm()
+    for _ in range(20):
+        for first, again in zip(gradients, torch.autograd.grad(output, tensors, grad, retain_graph=True), strict=True):
+            assert torch.equal(first, again)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gradients_beside_other_work(head_dim):
+    """Blocks wait for each other's sums, but need not be on the GPU at once: here two calls, and more, share it."""
+    tensors = [torch.randn(2, 20, 2000, head_dim, device="cuda").bfloat16().requires_grad_() for _ in range(3)]
+    grad = torch.randn_like(tensors[0])
+    expected = torch.autograd.grad(flash_attention(*tensors, causal=True), tensors, grad)
+    found, streams = [], [torch.cuda.Stream() for _ in range(4)]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    for _ in range(10):
+        for stream in streams:
+            with torch.cuda.stream(stream):  # backward runs where forward has run
+                found.append(torch.autograd.grad(flash_attention(*tensors, causal=True), tensors, grad))
+    torch.cuda.synchronize()
+    for gradients in found:
+        for actual, alone in zip(gradients, expected, strict=True):
+            assert torch.equal(actual, alone)
+
+
 def test_packed_operands_are_not_copied(device):
     """Views of a packed projection, and a result whose heads lie within rows."""
     packed = torch.randn(2, 70, 3, 4, 64, device=device)

@@ -37,9 +37,8 @@ static PathTable<AttentionCall, 4> table = {
       "attention_decode_mma_kernel attention_decode_simt_kernel attention_decode_combine_kernel",
       attention_decode_supports, attention_decode_is_fast, attention_decode_workspace, attention_decode},
      {"sm90", "attention/sm90/sm90.cu",
-      "attention_sm90_forward_kernel attention_sm90_prepare_kernel attention_sm90_backward_kernel "
-      "attention_sm90_finish_kernel",
-      sm90_supports, nullptr, attention_sm90_workspace, attention_sm90},
+      "attention_sm90_forward_kernel attention_sm90_prepare_kernel attention_sm90_backward_kernel", sm90_supports,
+      nullptr, attention_sm90_workspace, attention_sm90},
      {"mma", "attention/mma/mma.cu",
       "attention_mma_forward_kernel attention_mma_remainder_kernel attention_mma_grad_query_kernel "
       "attention_mma_grad_key_value_kernel",

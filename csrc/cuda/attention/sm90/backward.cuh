@@ -5,6 +5,7 @@
 
 #include "attention/dropout.cuh"
 #include "attention/sm90/band.h"
+#include "attention/sm90/order.h"
 #include "attention/sm90/sm90.h"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
@@ -36,18 +37,23 @@ struct BackwardTile {
     static constexpr int SCORES_FROM = GRADS_FROM + STAGES * QUERY_BYTES;
     static constexpr int SUMS_FROM = SCORES_FROM + 2 * SCORE_BYTES;
     static constexpr int STATISTICS_FROM = SUMS_FROM + SUM_STAGES * SUM_BYTES;
-    static constexpr int BARRIERS_FROM = STATISTICS_FROM + STAGES * STATISTICS_BYTES;
-    static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 + 4 * STAGES + 4 * SUM_STAGES) * 8;
+    static constexpr int ITEMS = 4, ITEM_BYTES = 16; // blocks of keys, announced by the producer
+    static constexpr int ITEMS_FROM = STATISTICS_FROM + STAGES * STATISTICS_BYTES;
+    static constexpr int KINDS_FROM = ITEMS_FROM + ITEMS * ITEM_BYTES;
+    static constexpr int BARRIERS_FROM = KINDS_FROM + SUM_STAGES * 4;
+    static constexpr int SHARED_BYTES = BARRIERS_FROM + (4 + 2 * ITEMS + 4 * STAGES + 4 * SUM_STAGES) * 8;
     static constexpr bool EARLY = M == 64; // whether there are registers for statistics that are loaded ahead
     // Consumers want what they get; the producer's warps spill some addresses where they have fewer than 40.
     static constexpr int REGISTERS = 240, PRODUCER_REGISTERS = 24;
     // The product for the queries' gradients has 64 rows and 64 columns a warpgroup: transposed, 64 of D rows by M, or
     // 64 of M rows by D.
     static constexpr bool TRANSPOSED = M == 64;
+    static_assert(STAGES == 2 && SUM_STAGES == 2, "what the consumers count with");
+    static_assert(BARRIERS_FROM % 8 == 0, "mbarriers");
     static_assert(M == attention_sm90_queries(D == 64) && SUM_BYTES + STATISTICS_BYTES == 4 * M * (D + 2),
                   "what attention_sm90_workspace counts with");
     static_assert(TRANSPOSED ? D == 128 : D == 64 && M == 128, "64 x 64 a warpgroup");
-    static_assert(64 * D * 2 <= SUM_BYTES / 2, "a warpgroup's gradients take the place of its sums");
+    static_assert(COLUMNS * KEY_COLUMN <= 2 * SCORE_BYTES, "the keys' gradients take the place of dS");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
 };
 
@@ -55,58 +61,72 @@ struct BackwardWork {
     const float *statistics; // of each block of queries: M times logsumexp * log2(e), M times delta (statistics_place)
     float *sums;             // the queries' gradients, block by block, as the kernel's registers have them
     uint32_t *turns;         // of each block of queries: how many blocks of keys have been added to its sums
+    uint32_t *handed_out;    // how many blocks of keys
     Band band;
     int heads, key_heads, group;
     int blocks_m, blocks_n;
-    int section, all_key_heads; // heads that are walked together
-    Schedule schedule;          // of blocks of keys
-    float scale, scale_log2;    // scale times dropout's; scale * log2(e)
+    int all_key_heads;
+    int section, early;      // heads that are walked together; how many of their blocks of keys are `early`
+    float scale, scale_log2; // scale times dropout's; scale * log2(e)
     DropoutWork dropout;
 };
-
-// Blocks of keys add to a block of queries' sums in ascending order; the first that sees it stores them.
-__device__ __forceinline__ int first_block_of_keys(const Band &band, int first_query, int block)
-{
-    return max(first_query + band.low, 0) / block;
-}
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
 struct BackwardItem {
     int n, key_head, batch;
-    int last, count; // blocks of queries, which are walked downwards
+    int last, count, finished; // BlocksOfQueries, which are walked downwards
 };
 
-// The round-th block of keys of this block: those of a section of heads go by key, so that those that many queries see
-// come first where attention is causal. A block of keys waits for the ones before it alone, which are earlier in this
-// order, and all blocks of the grid run at once (a cooperative launch): no wait is forever.
 template <typename C>
-__device__ __forceinline__ bool backward_item(BackwardItem &item, const BackwardWork &work, int round)
+__device__ __forceinline__ BackwardItem backward_item(const BackwardWork &work, int n, int key_head, int batch)
 {
-    int section, rank;
-    if (!scheduled_item(work.schedule, round, section, rank))
-        return false;
-    item.count = -1;
-    if (rank < 0)
-        return true;
-    const int first_head = section * work.section, heads = min(work.section, work.all_key_heads - first_head);
-    item.n = rank / heads;
-    const int head = first_head + rank - item.n * heads;
-    item.batch = head / work.key_heads;
-    item.key_head = head - item.batch * work.key_heads;
-    const Band &band = work.band;
-    const int first_key = item.n * C::N, last_key = min(first_key + C::N, band.keys) - 1;
-    const int first = max(first_key - band.high, 0), last = min(last_key - band.low, band.queries - 1);
-    item.last = last / C::M;
-    item.count = first <= last ? item.last - first / C::M + 1 : 0;
-    return true;
+    const BlocksOfQueries blocks = blocks_of_queries(work.band, n, C::M, C::N);
+    return {n, key_head, batch, blocks.last, blocks.count, blocks.finished};
 }
 
 struct BackwardShared {
-    uint32_t keys, values, queries, grads, scores, sums, statistics;
-    uint32_t key_full, key_empty, query_full, query_empty, grad_full, grad_empty, sum_full, sum_empty;
+    uint32_t keys, values, queries, grads, scores, sums, statistics, items, kinds;
+    uint32_t item_full, item_empty, key_full, key_empty, value_full, value_empty, query_full, query_empty, grad_full,
+        grad_empty, sum_full, sum_empty;
     uint32_t score_full, score_empty;
 };
+
+// What the place of a step's sums is for: they are added to those in device memory, or they are the last ones, and are
+// rounded, alone or on top of those before, which have been loaded into the place.
+enum { SUMS_ADD = 0, SUMS_ROUND = 1, SUMS_ROUND_TOTAL = 2 };
+
+// A block of keys as the producer announces it to the others, in a ring; n < 0: there are no more.
+template <typename C>
+__device__ __forceinline__ uint32_t item_place(const BackwardShared &s, int announced)
+{
+    return s.items + announced % C::ITEMS * C::ITEM_BYTES;
+}
+template <typename C>
+__device__ __forceinline__ void announce_item(const BackwardItem &item, const BackwardShared &s, int announced)
+{
+    const int slot = announced % C::ITEMS;
+    mbarrier_wait(s.item_empty + 8 * slot, announced / C::ITEMS % 2 ^ 1);
+    st_shared(item_place<C>(s, announced), (uint32_t)item.n);
+    st_shared(item_place<C>(s, announced) + 4, (uint32_t)item.key_head);
+    st_shared(item_place<C>(s, announced) + 8, (uint32_t)item.batch);
+    mbarrier_arrive(s.item_full + 8 * slot);
+}
+template <typename C>
+__device__ __forceinline__ bool announced_item(BackwardItem &item, const BackwardWork &work, const BackwardShared &s,
+                                               int announced)
+{
+    mbarrier_wait(s.item_full + 8 * (announced % C::ITEMS), announced / C::ITEMS % 2);
+    uint32_t n, key_head, batch, unused;
+    ld_shared_v4(n, key_head, batch, unused, item_place<C>(s, announced));
+    item = backward_item<C>(work, (int)n, (int)key_head, (int)batch);
+    return item.n >= 0;
+}
+template <typename C>
+__device__ __forceinline__ void release_item(const BackwardShared &s, int announced)
+{
+    mbarrier_arrive(s.item_empty + 8 * (announced % C::ITEMS));
+}
 
 template <typename C>
 __device__ __forceinline__ void backward_produce(const BackwardWork &work, const CUtensorMap *map_query,
@@ -114,10 +134,16 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
                                                  const CUtensorMap *map_grad, const BackwardShared &s)
 {
     int stage = 0, phase = 0, key_phase = 0;
-    BackwardItem item;
-    for (int round = 0; backward_item<C>(item, work, round); round++) {
-        if (item.count < 0)
-            continue;
+    for (int announced = 0;; announced++) {
+        const int place = (int)atomicAdd(work.handed_out, 1u);
+        BlockOfKeys block = {-1, 0};
+        if (place < work.blocks_n * work.all_key_heads)
+            block = block_of_keys(place, work.blocks_n, work.all_key_heads, work.section, work.early);
+        const int batch = block.head / work.key_heads;
+        const BackwardItem item = backward_item<C>(work, block.n, block.head - batch * work.key_heads, batch);
+        announce_item<C>(item, s, announced);
+        if (item.n < 0)
+            break;
         const int first_key = item.n * C::N;
         for (int i = 0; i < work.group; i++) {
             const int head = item.key_head * work.group + i;
@@ -133,22 +159,27 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
                 bulk_load(s.statistics + stage * C::STATISTICS_BYTES, work.statistics + (blocks + m) * (2 * C::M),
                           C::STATISTICS_BYTES, query_full);
                 // The first queries come to a free stage while the block of keys before is still being worked at.
-                if (i == 0 && m == item.last) {
+                const bool begins = i == 0 && m == item.last;
+                if (begins) {
                     mbarrier_wait(s.key_empty, key_phase ^ 1);
-                    key_phase ^= 1;
-                    mbarrier_arrive_expect_tx(s.key_full, 2 * C::KEY_BYTES);
-                    for (int column = 0; column < C::COLUMNS; column++) {
+                    mbarrier_arrive_expect_tx(s.key_full, C::KEY_BYTES);
+                    for (int column = 0; column < C::COLUMNS; column++)
                         tma_load_4d(s.keys + column * C::KEY_COLUMN, map_key, s.key_full, 64 * column, first_key,
                                     item.key_head, item.batch);
-                        tma_load_4d(s.values + column * C::KEY_COLUMN, map_value, s.key_full, 64 * column, first_key,
-                                    item.key_head, item.batch);
-                    }
                 }
                 mbarrier_wait(s.grad_empty + 8 * stage, phase ^ 1);
                 mbarrier_arrive_expect_tx(grad_full, C::QUERY_BYTES);
                 for (int column = 0; column < C::COLUMNS; column++)
                     tma_load_4d(s.grads + stage * C::QUERY_BYTES + column * C::QUERY_COLUMN, map_grad, grad_full,
                                 64 * column, m * C::M, head, item.batch);
+                if (begins) {
+                    mbarrier_wait(s.value_empty, key_phase ^ 1);
+                    key_phase ^= 1;
+                    mbarrier_arrive_expect_tx(s.value_full, C::KEY_BYTES);
+                    for (int column = 0; column < C::COLUMNS; column++)
+                        tma_load_4d(s.values + column * C::KEY_COLUMN, map_value, s.value_full, 64 * column, first_key,
+                                    item.key_head, item.batch);
+                }
                 if (++stage == C::STAGES) {
                     stage = 0;
                     phase ^= 1;
@@ -158,44 +189,71 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
     }
 }
 
-// Adds the sums that the consumers leave in shared memory to those in device memory, each block of queries' in the order
-// of the blocks of keys, so that results repeat. Two threads take turns, since a step's wait for the blocks before, and
-// until its own sums are there for those after, may take longer than a step's products.
-template <typename C>
-__device__ __forceinline__ void backward_add(const BackwardWork &work, const BackwardShared &s, int mine)
+__device__ __forceinline__ void wait_for_sums(const uint32_t *turn, int rank)
 {
+    while (ld_acquire_gpu(turn) != (uint32_t)rank)
+        ;
+    fence_proxy_async_global();
+}
+
+// Adds the sums that the consumers leave in shared memory to those in device memory, each block of queries' in the
+// order of the blocks of keys, so that results repeat. The last block of keys' go the other way: the sums of those
+// before come to shared memory, and what the consumers make of both is stored. Two threads take turns, since a step's
+// wait for the blocks before, and until its own sums are there for those after, may take longer than a step's products.
+template <typename C>
+__device__ __forceinline__ void backward_add(const BackwardWork &work, const CUtensorMap *map_grad_query,
+                                             const BackwardShared &s, int mine)
+{
+    const uint32_t sums = s.sums + mine * C::SUM_BYTES, full = s.sum_full + 8 * mine, empty = s.sum_empty + 8 * mine;
     int step = 0, phase = 0;
+    bool given = false; // the consumers have the place for the next step
     BackwardItem item;
-    for (int round = 0; backward_item<C>(item, work, round); round++) {
-        if (item.count < 0)
-            continue;
+    for (int announced = 0; announced_item<C>(item, work, s, announced); announced++) {
+        release_item<C>(s, announced);
         for (int i = 0; i < work.group; i++) {
             const int head = item.key_head * work.group + i;
             const int64_t blocks = (int64_t)(item.batch * work.heads + head) * work.blocks_m;
+            const int end = item.last - item.count;
 #pragma unroll 1
-            for (int m = item.last; m > item.last - item.count; m--, step ^= 1) {
+            for (int m = item.last; m > end; m--, step ^= 1) {
                 if (step != mine)
                     continue;
-                const uint32_t from = s.sums + mine * C::SUM_BYTES;
                 float *const to = work.sums + (blocks + m) * (C::M * C::D);
                 uint32_t *const turn = work.turns + blocks + m;
                 const int rank = item.n - first_block_of_keys(work.band, m * C::M, C::N);
-                mbarrier_wait(s.sum_full + 8 * mine, phase);
+                const bool finishes = m <= item.finished;
+                if (!given) {
+                    st_shared(s.kinds + 4 * mine, finishes ? rank > 0 ? SUMS_ROUND_TOTAL : SUMS_ROUND : SUMS_ADD);
+                    if (finishes && rank > 0) {
+                        wait_for_sums(turn, rank);
+                        mbarrier_arrive_expect_tx(empty, C::SUM_BYTES);
+                        bulk_load(sums, to, C::SUM_BYTES, empty);
+                    } else {
+                        mbarrier_arrive(empty);
+                    }
+                }
+                mbarrier_wait(full, phase);
                 phase ^= 1;
-                if (rank == 0) {
-                    bulk_store(to, from, C::SUM_BYTES);
+                if (finishes) {
+                    for (int group = 0; group < 2; group++)
+                        tma_store_4d(map_grad_query, sums + group * (C::SUM_BYTES / 2), C::TRANSPOSED ? 64 * group : 0,
+                                     m * C::M + (C::TRANSPOSED ? 0 : 64 * group), head, item.batch);
+                } else if (rank == 0) {
+                    bulk_store(to, sums, C::SUM_BYTES);
                 } else {
-                    while (ld_acquire_gpu(turn) != (uint32_t)rank)
-                        ;
-                    fence_proxy_async_global();
-                    bulk_reduce_add_f32(to, from, C::SUM_BYTES);
+                    wait_for_sums(turn, rank);
+                    bulk_reduce_add_f32(to, sums, C::SUM_BYTES);
                 }
                 bulk_commit_group();
                 bulk_wait_group_read<0>();
-                mbarrier_arrive(s.sum_empty + 8 * mine);
-                bulk_wait_group<0>();
-                fence_proxy_async_global();
-                red_release_gpu_add(turn, 1);
+                given = !finishes && m - 2 > end && m - 2 > item.finished;
+                if (given)
+                    mbarrier_arrive(empty);
+                if (!finishes) {
+                    bulk_wait_group<0>();
+                    fence_proxy_async_global();
+                    red_release_gpu_add(turn, 1);
+                }
             }
         }
     }
@@ -235,11 +293,24 @@ __device__ __forceinline__ void store_fragments(uint32_t to, int column_bytes, c
 }
 
 template <typename T, int COUNT>
-__device__ __forceinline__ void pack_and_store(uint32_t to, const float (&x)[COUNT], int row, int lane)
+__device__ __forceinline__ void pack_and_store(uint32_t to, const float (&x)[COUNT], int column_bytes, int row,
+                                               int lane)
 {
     uint32_t packed[COUNT / 8][4];
     pack_fragments<T>(packed, x);
-    store_fragments(to, 64 * SWIZZLE_ROW, packed, row, lane);
+    store_fragments(to, column_bytes, packed, row, lane);
+}
+// 64 x 64 of a product as rows of its columns.
+template <typename T>
+__device__ __forceinline__ void pack_and_store_transposed(uint32_t to, const float (&x)[32], int warp, int lane)
+{
+    uint32_t packed[4][4];
+    pack_fragments<T>(packed, x);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = 16 * i + lane / 16 * 8 + lane % 8, vector = (2 * warp + lane / 8 % 2) ^ lane % 8;
+        stmatrix_x4_trans(to + row * SWIZZLE_ROW + vector * 16, packed[i][0], packed[i][1], packed[i][2], packed[i][3]);
+    }
 }
 
 static constexpr int STORE_BARRIER = 1; // named barriers, one a consumer warpgroup
@@ -257,10 +328,10 @@ __device__ __forceinline__ void multiply_rows(float (&d)[C::M / 2], uint64_t lef
     wgmma_commit_group();
 }
 
-// A consumer warpgroup. The queries' gradients of a step want dS of both warpgroups; they are multiplied a step later, so
-// that neither waits for the other, and one's exponentials run beside the other's products.
-// Dropout's numbers are drawn once: a weight's sign, which is free, keeps whether it is dropped until dS wants to know.
-// The scale of those that are kept is that of the sums' and of delta, which is 1 / scale of what it would be.
+// A consumer warpgroup. The queries' gradients of a step want dS of both warpgroups; they are multiplied a step later,
+// so that neither waits for the other, and one's exponentials run beside the other's products. Dropout's numbers are
+// drawn once: a weight's sign, which is free, keeps whether it is dropped until dS wants to know. The scale of those
+// that are kept is that of the sums' and of delta, which is 1 / scale of what it would be.
 template <typename C>
 __device__ __forceinline__ void backward_consume(const BackwardWork &work, const CUtensorMap *map_grad_key,
                                                  const CUtensorMap *map_grad_value, const BackwardShared &s)
@@ -279,13 +350,17 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
     const uint64_t all_scores_first = wgmma_descriptor(s.scores + (C::TRANSPOSED ? 0 : group * C::KEY_COLUMN),
                                                        WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::KEY_COLUMN);
     const uint32_t my_sums = s.sums + group * (C::SUM_BYTES / 2);
-    int stage = 0, phase = 0, key_phase = 0;
-    int written = 0, summed = 0; // steps whose dS is in shared memory, and whose product with the keys has been taken
+    // The gradients of this warpgroup's keys take the place of its rows of values and of dS.
+    const uint32_t grad_values = s.values + group * C::BOX_BYTES, grad_keys = s.scores + group * C::BOX_BYTES;
+    int key_phase = 0;
+    // Steps whose dS is in shared memory, and whose product with the keys has been taken. All rings have two stages,
+    // and a step one in each: the lowest bit of its number is that stage, the next one the parity of the stage's phase.
+    uint32_t written = 0, summed = 0;
     float p[C::M / 2], dp[C::M / 2], dq[32], dk[C::D / 2], dv[C::D / 2];
     uint32_t packed[C::M / 16][4], packed_scores[C::M / 16][4];
 
     const auto multiply_scores = [&](bool there) {
-        const int buffer = summed % 2;
+        const uint32_t buffer = summed % 2;
         if (there)
             mbarrier_wait(s.score_full + 8 * buffer, summed / 2 % 2);
         const uint64_t scores = wgmma_advance(all_scores_first, buffer * C::SCORE_BYTES);
@@ -298,16 +373,37 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         wgmma_commit_group();
     };
     const auto hand_over_sums = [&]() {
-        const int buffer = summed % 2;
+        const uint32_t buffer = summed % 2;
         wgmma_pin(dq);
         if (thread == 0)
             mbarrier_arrive(s.score_empty + 8 * buffer);
-        mbarrier_wait(s.sum_empty + 8 * buffer, summed / 2 % 2 ^ 1);
-        const uint32_t to = my_sums + buffer * C::SUM_BYTES + thread * 16;
+        mbarrier_wait(s.sum_empty + 8 * buffer, summed / 2 % 2);
+        const uint32_t place = my_sums + buffer * C::SUM_BYTES, to = place + thread * 16;
+        uint32_t kind;
+        ld_shared(kind, s.kinds + 4 * buffer);
+        if (kind == SUMS_ADD) {
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            st_shared_v4_f32(to + i * (WARPGROUP * 16),
-                             make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
+            for (int i = 0; i < 8; i++)
+                st_shared_v4_f32(to + i * (WARPGROUP * 16),
+                                 make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
+        } else {
+            if (kind == SUMS_ROUND_TOTAL) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const float4 before = ld_shared_v4_f32(to + i * (WARPGROUP * 16));
+                    dq[4 * i] += before.x, dq[4 * i + 1] += before.y, dq[4 * i + 2] += before.z;
+                    dq[4 * i + 3] += before.w;
+                }
+            }
+            bar_sync<WARPGROUP>(STORE_BARRIER + group);
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                dq[i] *= work.scale;
+            if (C::TRANSPOSED)
+                pack_and_store_transposed<T>(place, dq, warp, lane);
+            else
+                pack_and_store<T>(place, dq, 0, matrix_row, lane);
+        }
         summed++;
     };
     // The sums that were handed over last. A step later, when the fence has nothing left to wait for.
@@ -324,15 +420,24 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         if (C::EARLY)
 #pragma unroll
             for (int i = 0; i < C::M / 16; i++)
-                lse[i] = ld_shared_v4_f32(s.statistics + stage * C::STATISTICS_BYTES + quad * 16 + i * 64);
+                lse[i] = ld_shared_v4_f32(s.statistics + written % 2 * C::STATISTICS_BYTES + quad * 16 + i * 64);
+    };
+
+    BackwardItem item;
+    // Gradients of this warpgroup's keys. Where they go is looked up again, which costs no register until then.
+    const auto store_keys = [&](int announced, const CUtensorMap *map, uint32_t from) {
+        uint32_t n, key_head, batch, unused;
+        ld_shared_v4(n, key_head, batch, unused, item_place<C>(s, announced));
+#pragma unroll
+        for (int column = 0; column < C::COLUMNS; column++)
+            tma_store_4d(map, from + column * C::KEY_COLUMN, 64 * column, (int)n * C::N + 64 * group, (int)key_head,
+                         (int)batch);
+        bulk_commit_group();
     };
 
     const DropoutSeed seed(C::DROPS ? work.dropout.philox : cuda_ops_philox_state{});
-    bool stored = false; // gradients of keys and values are being copied out of the sums' place
-    BackwardItem item;
-    for (int round = 0; backward_item<C>(item, work, round); round++) {
-        if (item.count < 0)
-            continue;
+    bool stored = false; // gradients of keys are being copied out of dS's place
+    for (int announced = 0; announced_item<C>(item, work, s, announced); announced++) {
 #pragma unroll
         for (int i = 0; i < C::D / 2; i++)
             dk[i] = dv[i] = 0;
@@ -343,10 +448,11 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             item.batch * work.heads + item.key_head * work.group, work.band.queries, m * C::M);
         if (steps > 0) {
             mbarrier_wait(s.key_full, key_phase);
-            key_phase ^= 1;
-            mbarrier_wait(s.query_full + 8 * stage, phase);
-            multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
+            mbarrier_wait(s.query_full + written % 2 * 8, written / 2 % 2);
+            multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, written % 2 * C::QUERY_BYTES));
             load_lse();
+            mbarrier_wait(s.value_full, key_phase);
+            key_phase ^= 1;
             wgmma_wait_group<0>();
             wgmma_pin(p);
         }
@@ -357,6 +463,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         }
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
+            const uint32_t stage = written % 2, phase = written / 2 % 2;
             const uint64_t queries = wgmma_advance(queries_first, stage * C::QUERY_BYTES);
             const uint64_t grads = wgmma_advance(grads_first, stage * C::QUERY_BYTES);
             const uint32_t statistics = s.statistics + stage * C::STATISTICS_BYTES + quad * 16;
@@ -382,8 +489,9 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                         }
                 }
             }
+            // From the end, which ptxas finds registers for.
 #pragma unroll
-            for (int i = 0; i < C::M / 16; i++) {
+            for (int i = C::M / 16 - 1; i >= 0; i--) {
                 const float4 x = C::EARLY ? lse[i] : ld_shared_v4_f32(statistics + i * 64);
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
@@ -427,9 +535,9 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             }
             pack_fragments<T>(packed_scores, dp);
             // dS for the product with the keys; the fence that follows waits less once the keys' gradients are issued.
-            mbarrier_wait(s.score_empty + 8 * (written % 2), written / 2 % 2 ^ 1);
-            store_fragments(s.scores + written % 2 * C::SCORE_BYTES + group * C::BOX_BYTES, C::KEY_COLUMN,
-                            packed_scores, matrix_row, lane);
+            mbarrier_wait(s.score_empty + 8 * stage, phase ^ 1);
+            store_fragments(s.scores + stage * C::SCORE_BYTES + group * C::BOX_BYTES, C::KEY_COLUMN, packed_scores,
+                            matrix_row, lane);
             wgmma_wait_group<0>();
             wgmma_pin(dv);
             wgmma_pin(packed);
@@ -443,30 +551,25 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             fence_proxy_async();
             __syncwarp();
             if (lane == 0)
-                mbarrier_arrive(s.score_full + 8 * (written % 2));
+                mbarrier_arrive(s.score_full + 8 * stage);
             written++;
             // Of the step before. In the first step the product is of what the buffer held, and of no use; so are the
             // next scores in the last. Under a condition the compiler would run products one by one.
             multiply_scores(step > 0);
-            const int now = stage;
-            if (++stage == C::STAGES) {
-                stage = 0;
-                phase ^= 1;
-            }
             dropout_row -= 2 * C::M;
             if (--m == item.last - item.count) {
                 m = item.last; // of the next head
                 dropout_row += 32 * ceil_div(work.band.queries, 16) + item.count * (2 * C::M);
             }
             if (step + 1 < steps)
-                mbarrier_wait(s.query_full + 8 * stage, phase);
-            multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
+                mbarrier_wait(s.query_full + written % 2 * 8, written / 2 % 2);
+            multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, written % 2 * C::QUERY_BYTES));
             wgmma_wait_group<1>();
             wgmma_pin(dk);
             wgmma_pin(packed_scores);
             if (thread == 0) {
-                mbarrier_arrive(s.grad_empty + 8 * now);
-                mbarrier_arrive(s.query_empty + 8 * now);
+                mbarrier_arrive(s.grad_empty + 8 * stage);
+                mbarrier_arrive(s.query_empty + 8 * stage);
             }
             if (step > 0)
                 hand_over_sums();
@@ -476,36 +579,41 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         }
         if (steps > 1)
             publish_sums();
+        // What has been read is overwritten, and no wait for sums stands between this block of keys and the next.
+        if (C::DROPS)
+#pragma unroll
+            for (int i = 0; i < C::D / 2; i++)
+                dv[i] *= work.dropout.scale;
         if (steps > 0) {
             multiply_scores(true);
+            pack_and_store<T>(grad_values, dv, C::KEY_COLUMN, matrix_row, lane);
+            fence_proxy_async();
+            bar_sync<WARPGROUP>(STORE_BARRIER + group);
+            if (thread == 0)
+                store_keys(announced, map_grad_value, grad_values);
             wgmma_wait_group<0>();
             if (thread == 0)
                 mbarrier_arrive(s.key_empty);
             hand_over_sums();
             publish_sums();
         }
-        // The gradients take the place of this warpgroup's sums, as soon as those have been read.
-        mbarrier_wait(s.sum_empty + 8 * (summed % 2), summed / 2 % 2 ^ 1);
-        mbarrier_wait(s.sum_empty + 8 * ((summed + 1) % 2), (summed + 1) / 2 % 2 ^ 1);
+        mbarrier_wait(s.score_empty + 8 * (written % 2), written / 2 % 2 ^ 1);
+        mbarrier_wait(s.score_empty + 8 * ((written + 1) % 2), (written + 1) / 2 % 2 ^ 1);
 #pragma unroll
         for (int i = 0; i < C::D / 2; i++)
             dk[i] *= work.scale;
-        if (C::DROPS)
-#pragma unroll
-            for (int i = 0; i < C::D / 2; i++)
-                dv[i] *= work.dropout.scale;
-        pack_and_store<T>(my_sums, dv, matrix_row, lane);
-        pack_and_store<T>(my_sums + C::SUM_BYTES, dk, matrix_row, lane);
+        pack_and_store<T>(grad_keys, dk, C::KEY_COLUMN, matrix_row, lane);
         fence_proxy_async();
         bar_sync<WARPGROUP>(STORE_BARRIER + group);
         if (thread == 0) {
-#pragma unroll
-            for (int column = 0; column < C::COLUMNS; column++) {
-                const uint32_t from = my_sums + column * C::BOX_BYTES;
-                tma_store_4d(map_grad_value, from, 64 * column, top, item.key_head, item.batch);
-                tma_store_4d(map_grad_key, from + C::SUM_BYTES, 64 * column, top, item.key_head, item.batch);
+            if (steps == 0) // no query sees these keys: zeros
+                store_keys(announced, map_grad_value, grad_keys);
+            store_keys(announced, map_grad_key, grad_keys);
+            release_item<C>(s, announced);
+            if (steps > 0) {
+                bulk_wait_group_read<1>();
+                mbarrier_arrive(s.value_empty);
             }
-            bulk_commit_group();
         }
         stored = true;
     }
@@ -516,14 +624,11 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
 #endif // CUDA_OPS_HOPPER_CODE
 
 template <typename C>
-__global__ void __launch_bounds__(C::THREADS, 1)
-    attention_sm90_backward_kernel(const __grid_constant__ CUtensorMap map_query,
-                                   const __grid_constant__ CUtensorMap map_key,
-                                   const __grid_constant__ CUtensorMap map_value,
-                                   const __grid_constant__ CUtensorMap map_grad,
-                                   const __grid_constant__ CUtensorMap map_grad_key,
-                                   const __grid_constant__ CUtensorMap map_grad_value,
-                                   const __grid_constant__ BackwardWork work)
+__global__ void __launch_bounds__(C::THREADS, 1) attention_sm90_backward_kernel(
+    const __grid_constant__ CUtensorMap map_query, const __grid_constant__ CUtensorMap map_key,
+    const __grid_constant__ CUtensorMap map_value, const __grid_constant__ CUtensorMap map_grad,
+    const __grid_constant__ CUtensorMap map_grad_query, const __grid_constant__ CUtensorMap map_grad_key,
+    const __grid_constant__ CUtensorMap map_grad_value, const __grid_constant__ BackwardWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ __align__(SWIZZLE_ATOM) char shared_aligned[];
@@ -531,9 +636,11 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     BackwardShared s;
     s.keys = first, s.values = first + C::VALUES_FROM, s.queries = first + C::QUERIES_FROM;
     s.grads = first + C::GRADS_FROM, s.scores = first + C::SCORES_FROM, s.sums = first + C::SUMS_FROM;
-    s.statistics = first + C::STATISTICS_FROM;
+    s.statistics = first + C::STATISTICS_FROM, s.items = first + C::ITEMS_FROM, s.kinds = first + C::KINDS_FROM;
     s.key_full = first + C::BARRIERS_FROM, s.key_empty = s.key_full + 8;
-    s.query_full = s.key_empty + 8, s.query_empty = s.query_full + 8 * C::STAGES;
+    s.value_full = s.key_empty + 8, s.value_empty = s.value_full + 8;
+    s.item_full = s.value_empty + 8, s.item_empty = s.item_full + 8 * C::ITEMS;
+    s.query_full = s.item_empty + 8 * C::ITEMS, s.query_empty = s.query_full + 8 * C::STAGES;
     s.grad_full = s.query_empty + 8 * C::STAGES, s.grad_empty = s.grad_full + 8 * C::STAGES;
     s.sum_full = s.grad_empty + 8 * C::STAGES, s.sum_empty = s.sum_full + 8 * C::SUM_STAGES;
     s.score_full = s.sum_empty + 8 * C::SUM_STAGES, s.score_empty = s.score_full + 8 * C::SUM_STAGES;
@@ -544,6 +651,12 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         prefetch_tensormap(&map_grad);
         mbarrier_init(s.key_full, 1);
         mbarrier_init(s.key_empty, 2);
+        mbarrier_init(s.value_full, 1);
+        mbarrier_init(s.value_empty, 2);
+        for (int slot = 0; slot < C::ITEMS; slot++) {
+            mbarrier_init(s.item_full + 8 * slot, 1);
+            mbarrier_init(s.item_empty + 8 * slot, 4);
+        }
         for (int stage = 0; stage < C::STAGES; stage++) {
             mbarrier_init(s.query_full + 8 * stage, 1);
             mbarrier_init(s.query_empty + 8 * stage, 2);
@@ -566,7 +679,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         if (threadIdx.x == 0)
             backward_produce<C>(work, &map_query, &map_key, &map_value, &map_grad, s);
         else if (threadIdx.x == WARP_SIZE || threadIdx.x == 2 * WARP_SIZE)
-            backward_add<C>(work, s, threadIdx.x / WARP_SIZE - 1);
+            backward_add<C>(work, &map_grad_query, s, threadIdx.x / WARP_SIZE - 1);
     } else {
         setmaxnreg_inc<C::REGISTERS>();
         backward_consume<C>(work, &map_grad_key, &map_grad_value, s);
@@ -582,14 +695,17 @@ __device__ __forceinline__ int statistics_place(int query)
 }
 
 // Before: what backward needs of each query, and turns of zero. Rows beyond the queries have a logsumexp of infinity,
-// and so weights of zero, as have queries without keys. A thread has 16 bytes of a row.
+// and so weights of zero, as have queries without keys. Blocks of queries that no block of keys is seen by have
+// gradients of zero, which nobody else writes. A thread has 16 bytes of a row.
 struct BackwardPrepare {
     float *statistics;
-    uint32_t *turns;
+    uint32_t *turns, *handed_out;
     const float *logsumexp, *grad_logsumexp; // the latter may be NULL
     const void *output, *grad_output;
-    cuda_ops_attention_strides output_strides, grad_strides;
-    int heads, queries, blocks_m, value_dim;
+    void *grad_query;
+    cuda_ops_attention_strides output_strides, grad_strides, grad_query_strides;
+    Band band;
+    int heads, blocks_m, head_dim, value_dim;
     float kept; // 1 / dropout's scale, which delta is multiplied by
 };
 
@@ -609,11 +725,21 @@ __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __gri
     const int64_t block = (int64_t)blockIdx.y * work.blocks_m + blockIdx.x;
     if (threadIdx.x == 0)
         work.turns[block] = 0;
+    if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
+        *work.handed_out = 0;
+    const int queries = work.band.queries;
+    if (!queries_see_keys(work.band, first, M)) {
+        T *const to = (T *)work.grad_query + batch * work.grad_query_strides.batch +
+                      head * work.grad_query_strides.head + 8 * lane;
+        for (int row = first + threadIdx.x / LANES; row < min(first + M, queries) && 8 * lane < work.head_dim;
+             row += ROWS)
+            *(Vector *)(to + row * work.grad_query_strides.row) = {};
+    }
     Vector o[M / ROWS] = {}, g[M / ROWS] = {};
 #pragma unroll
     for (int i = 0; i < M / ROWS; i++) {
         const int row = first + threadIdx.x / LANES + i * ROWS;
-        if (row < work.queries && 8 * lane < work.value_dim) {
+        if (row < queries && 8 * lane < work.value_dim) {
             o[i] = *(const Vector *)(output + row * work.output_strides.row);
             g[i] = *(const Vector *)(grad + row * work.grad_strides.row);
         }
@@ -629,8 +755,8 @@ __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __gri
         for (int offset = LANES / 2; offset > 0; offset /= 2)
             delta += __shfl_xor_sync(FULL_WARP, delta, offset);
         if (lane == 0) {
-            const int64_t at = (int64_t)blockIdx.y * work.queries + row;
-            const bool inside = row < work.queries;
+            const int64_t at = (int64_t)blockIdx.y * queries + row;
+            const bool inside = row < queries;
             const float lse = inside ? work.logsumexp[at] : -INFINITY;
             float *const to = work.statistics + block * (2 * M) + statistics_place(local);
             to[0] = lse == -INFINITY ? INFINITY : lse * 1.4426950408889634f;
@@ -639,70 +765,12 @@ __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __gri
     }
 }
 
-// After: the queries' gradients from the sums, rounded. A block of 256 threads has the sums of two consumer warpgroups
-// and a block of queries.
-struct BackwardFinish {
-    const float *sums;
-    void *grad_query;
-    cuda_ops_attention_strides strides;
-    Band band;
-    int heads, blocks_m, blocks_n, head_dim;
-    float scale;
-};
-
-template <typename T, int D, int M, bool TRANSPOSED>
-__global__ void __launch_bounds__(256) attention_sm90_finish_kernel(const __grid_constant__ BackwardFinish work)
-{
-    constexpr int PITCH = D + 8;
-    __shared__ __align__(16) T tile[M * PITCH];
-    wait_for_predecessor();
-    release_successor();
-    const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
-    const int first = blockIdx.x * M, rows = min(M, work.band.queries - first);
-    const int64_t block = (int64_t)blockIdx.y * work.blocks_m + blockIdx.x;
-    const float4 *const sums = (const float4 *)(work.sums + block * (M * D)) + group * (8 * WARPGROUP) + thread;
-    // Whether some key is seen by these queries, and the sums have been written.
-    const int low = max(first + work.band.low, 0), high = min(first + rows - 1 + work.band.high, work.band.keys - 1);
-    const bool written = low <= high;
-    const int across = 64 * group + thread / 32 * 16 + thread % 32 / 4, along = thread % 4 * 2;
-    float4 x[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        x[i] = written ? sums[i * WARPGROUP] : make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const T a = store_from_accumulate<T>(x[i].x * work.scale), b = store_from_accumulate<T>(x[i].y * work.scale);
-        const T c = store_from_accumulate<T>(x[i].z * work.scale), d = store_from_accumulate<T>(x[i].w * work.scale);
-        if (TRANSPOSED) { // rows of the product are elements, columns queries
-            tile[(8 * i + along) * PITCH + across] = a;
-            tile[(8 * i + along + 1) * PITCH + across] = b;
-            tile[(8 * i + along) * PITCH + across + 8] = c;
-            tile[(8 * i + along + 1) * PITCH + across + 8] = d;
-        } else {
-            tile[across * PITCH + 8 * i + along] = a;
-            tile[across * PITCH + 8 * i + along + 1] = b;
-            tile[(across + 8) * PITCH + 8 * i + along] = c;
-            tile[(across + 8) * PITCH + 8 * i + along + 1] = d;
-        }
-    }
-    __syncthreads();
-    const int head = blockIdx.y % work.heads, batch = blockIdx.y / work.heads;
-    T *const to = (T *)work.grad_query + batch * work.strides.batch + head * work.strides.head;
-    constexpr int VECTORS = D / 8;
-#pragma unroll
-    for (int v = threadIdx.x; v < M * VECTORS; v += 256) {
-        const int row = v / VECTORS, column = v % VECTORS * 8;
-        if (row < rows && column < work.head_dim)
-            *(uint4 *)(to + (first + row) * work.strides.row + column) = *(const uint4 *)(tile + row * PITCH + column);
-    }
-}
-
 template <typename C>
 static cuda_ops_status launch_backward(const AttentionCall &call, const Device &device)
 {
     typedef typename C::T T;
     const cuda_ops_attention &p = call.problem;
-    CUtensorMap map_query, map_key, map_value, map_grad, map_grad_key, map_grad_value;
+    CUtensorMap map_query, map_key, map_value, map_grad, map_grad_query, map_grad_key, map_grad_value;
     if (!make_heads_map(&map_query, call.query, call.dtype,
                         heads_layout(p.batch, p.heads, p.queries, p.head_dim, p.query), C::M) ||
         !make_heads_map(&map_key, call.key, call.dtype, heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.key),
@@ -711,6 +779,8 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
                         heads_layout(p.batch, p.key_heads, p.keys, p.value_dim, p.value), C::N) ||
         !make_heads_map(&map_grad, call.grad_output, call.dtype,
                         heads_layout(p.batch, p.heads, p.queries, p.value_dim, p.grad_output), C::M) ||
+        !make_heads_map(&map_grad_query, call.grad_query, call.dtype,
+                        heads_layout(p.batch, p.heads, p.queries, p.head_dim, p.grad_query), 64) ||
         !make_heads_map(&map_grad_key, call.grad_key, call.dtype,
                         heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.grad_key), 64) ||
         !make_heads_map(&map_grad_value, call.grad_value, call.dtype,
@@ -722,57 +792,39 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     float *const statistics = work.sums + blocks * (C::SUM_BYTES / 4);
     work.statistics = statistics;
     work.turns = (uint32_t *)(statistics + blocks * (C::STATISTICS_BYTES / 4));
+    work.handed_out = work.turns + blocks;
     work.band = band_of(p);
     work.heads = (int)p.heads, work.key_heads = (int)p.key_heads, work.group = (int)(p.heads / p.key_heads);
     work.blocks_m = (int)blocks_m, work.blocks_n = (int)ceil_div(p.keys, C::N);
     work.all_key_heads = (int)(p.batch * p.key_heads);
     const int64_t total = (int64_t)work.blocks_n * work.all_key_heads;
     const int64_t resident = total < device.multiprocessors ? total : device.multiprocessors;
-    // As many heads are walked together as have queries, gradients and sums in the L2: the more, the fewer blocks of
-    // keys of one head run at once and wait for each other. At least a block of keys for every block.
-    const int64_t head_bytes = p.queries * C::D * 8 * work.group, least = ceil_div(resident, work.blocks_n);
-    int64_t section = ((int64_t)40 << 20) / head_bytes;
+    // The heads of two sections are walked together: those whose queries, gradients and sums are in the L2. A few more
+    // where they are long, since a head's blocks go through its queries side by side, and wait for each other.
+    const int64_t head_bytes = p.queries * C::D * 8 * work.group, least = C::D / 16;
+    int64_t section = ((int64_t)20 << 20) / head_bytes;
     section = section < least ? least : section;
     work.section = (int)(section < work.all_key_heads ? section : work.all_key_heads);
-    // Where all are as long, the ones that end last, since they wait for those before, begin last again.
-    const bool as_long = work.band.low <= -work.band.queries && work.band.high >= work.band.keys - 1;
-    work.schedule = make_schedule(total, (int64_t)work.section * work.blocks_n, resident, !as_long);
+    work.early = work.section < work.all_key_heads ? (work.blocks_n + 1) / 2 : work.blocks_n;
     work.dropout = dropout_work_of(p, nullptr);
     work.scale = (float)p.scale * work.dropout.scale, work.scale_log2 = (float)(p.scale * 1.4426950408889634);
 
     BackwardPrepare prepare = {};
-    prepare.statistics = statistics, prepare.turns = work.turns;
+    prepare.statistics = statistics, prepare.turns = work.turns, prepare.handed_out = work.handed_out;
     prepare.logsumexp = (const float *)call.logsumexp, prepare.grad_logsumexp = (const float *)call.grad_logsumexp;
     prepare.output = call.output, prepare.grad_output = call.grad_output;
+    prepare.grad_query = call.grad_query;
     prepare.output_strides = p.output, prepare.grad_strides = p.grad_output;
-    prepare.heads = work.heads, prepare.queries = work.band.queries, prepare.blocks_m = work.blocks_m;
-    prepare.value_dim = (int)p.value_dim;
+    prepare.grad_query_strides = p.grad_query;
+    prepare.band = work.band, prepare.heads = work.heads, prepare.blocks_m = work.blocks_m;
+    prepare.head_dim = (int)p.head_dim, prepare.value_dim = (int)p.value_dim;
     prepare.kept = work.dropout.scale > 0 ? 1.0f / work.dropout.scale : 0.0f;
     const dim3 grid((unsigned int)blocks_m, (unsigned int)(p.batch * p.heads));
     launch_dependent(attention_sm90_prepare_kernel<T, C::D / 8, C::M>, grid, dim3(256), 0, call.stream, prepare);
 
-    // All blocks at once, or none: blocks wait for each other's sums.
-    const auto kernel = attention_sm90_backward_kernel<C>;
-    allow_shared_memory(kernel, C::SHARED_BYTES);
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned int)resident);
-    config.blockDim = dim3(C::THREADS);
-    config.dynamicSmemBytes = C::SHARED_BYTES;
-    config.stream = call.stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    // Its error is launch_status()'s.
-    cudaLaunchKernelEx(&config, kernel, map_query, map_key, map_value, map_grad, map_grad_key, map_grad_value, work);
-
-    BackwardFinish finish = {};
-    finish.sums = work.sums, finish.grad_query = call.grad_query, finish.strides = p.grad_query;
-    finish.band = work.band, finish.heads = work.heads, finish.blocks_m = work.blocks_m;
-    finish.blocks_n = work.blocks_n, finish.head_dim = (int)p.head_dim, finish.scale = work.scale;
-    launch_dependent(attention_sm90_finish_kernel<T, C::D, C::M, C::TRANSPOSED>, grid, dim3(256), 0, call.stream,
-                     finish);
+    launch_dependent_clusters(attention_sm90_backward_kernel<C>, resident, C::THREADS, 1, C::SHARED_BYTES, call.stream,
+                              map_query, map_key, map_value, map_grad, map_grad_query, map_grad_key, map_grad_value,
+                              work);
     return launch_status();
 }
 

@@ -1,14 +1,14 @@
 // attention's backward on Hopper, bfloat16. With S the scores, P = exp(S - logsumexp), dP = grad_output value^T and
 // dS = P (dP - delta):   grad_value = P^T grad_output,   grad_key = scale dS^T query,   grad_query = scale dS key.
-// Three launches. The first makes delta and puts it beside logsumexp. The second has a persistent grid of one block an
-// SM: a block takes 128 keys, 64 a consumer warpgroup, and walks over blocks of queries, which a producer warp loads.
-// S^T and dP^T are computed, so that P^T and dS^T are left operands in registers for the values' and the keys' gradients,
-// which stay in registers; dS goes to shared memory for the queries' gradients, whose sums over the blocks of keys are
-// made in device memory by TMA, in fp32 and in a fixed order (a turn is taken for every block of queries): results
-// repeat bit by bit. The third rounds them. With several heads to a key head, their blocks of queries follow each other.
-// With dropout, factors D, P^T becomes D P^T and dP D dP: instances of their own (backward_dropout_bfloat16.cu), whose
-// threads draw the numbers of the scores that they have.
-// Bound by latency between the products; the order costs up to 11 % (benchmarks/notes/attention.md).
+// Two launches. The first makes delta and puts it beside logsumexp. The second has one block an SM, which takes block
+// after block of 128 keys, 64 a consumer warpgroup, and walks over blocks of queries, which a producer warp loads.
+// S^T and dP^T are computed, so that P^T and dS^T are left operands in registers for the values' and the keys'
+// gradients, which stay in registers; dS goes to shared memory for the queries' gradients, whose sums over the blocks
+// of keys are made in device memory by TMA, in fp32 and in a fixed order (a turn is taken for every block of queries;
+// order.h): results repeat bit by bit. The last block of keys loads the others' sums and stores what it rounds. With
+// several heads to a key head, their blocks of queries follow each other. With dropout, factors D, P^T becomes D P^T
+// and dP D dP: instances of their own (backward_dropout_bfloat16.cu), whose threads draw the numbers of the scores that
+// they have. Bound by latency between the products (benchmarks/notes/attention.md).
 #include "attention/sm90/backward.cuh"
 #include "attention/sm90/sm90.h"
 

@@ -59,7 +59,7 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
 #endif
 }
 
-// Backward's, of each block of queries: sums of gradients, logsumexp and delta, and whose turn it is.
+// Backward's, of each block of queries: sums of gradients, logsumexp and delta, and whose turn it is; and a counter.
 int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device)
 {
     (void)device;
@@ -68,7 +68,7 @@ int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device
     const cuda_ops_attention &p = call.problem;
     const bool narrow = attention_sm90_is_narrow(p);
     const int64_t queries = attention_sm90_queries(narrow), elements = narrow ? 64 : 128;
-    return p.batch * p.heads * ceil_div(p.queries, queries) * (4 * queries * (elements + 2) + 4);
+    return p.batch * p.heads * ceil_div(p.queries, queries) * (4 * queries * (elements + 2) + 4) + 4;
 }
 
 cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device)
