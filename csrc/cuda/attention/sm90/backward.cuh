@@ -16,6 +16,7 @@
 #include "ptx/global_memory.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/prefetch_tensor.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/tma.cuh"
@@ -145,6 +146,11 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
         if (item.n < 0)
             break;
         const int first_key = item.n * C::N;
+        // Keys and values, which nobody has read before, have no place until the block of keys before is done.
+        for (int column = 0; column < C::COLUMNS && item.count > 0; column++) {
+            tma_prefetch_4d(map_key, 64 * column, first_key, item.key_head, item.batch);
+            tma_prefetch_4d(map_value, 64 * column, first_key, item.key_head, item.batch);
+        }
         for (int i = 0; i < work.group; i++) {
             const int head = item.key_head * work.group + i;
             const int64_t blocks = (int64_t)(item.batch * work.heads + head) * work.blocks_m;
@@ -735,33 +741,40 @@ __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __gri
              row += ROWS)
             *(Vector *)(to + row * work.grad_query_strides.row) = {};
     }
-    Vector o[M / ROWS] = {}, g[M / ROWS] = {};
+    // A row's lanes have a part of the sums of TURNS rows, and one of them each the rest of one row. All loads are
+    // under way before the first number is wanted.
+    constexpr int TURNS = M / ROWS;
+    static_assert(TURNS <= LANES, "a lane for each of the rows");
+    Vector o[TURNS] = {}, g[TURNS] = {};
+    const int local = threadIdx.x / LANES, own = first + local + lane * ROWS;
+    const bool has_own = lane < TURNS && own < queries;
+    const int64_t at = (int64_t)blockIdx.y * queries + own;
+    const float logsumexp = has_own ? work.logsumexp[at] : -INFINITY;
+    const float grad_logsumexp = has_own && work.grad_logsumexp ? work.grad_logsumexp[at] : 0.0f;
 #pragma unroll
-    for (int i = 0; i < M / ROWS; i++) {
-        const int row = first + threadIdx.x / LANES + i * ROWS;
+    for (int i = 0; i < TURNS; i++) {
+        const int row = first + local + i * ROWS;
         if (row < queries && 8 * lane < work.value_dim) {
             o[i] = *(const Vector *)(output + row * work.output_strides.row);
             g[i] = *(const Vector *)(grad + row * work.grad_strides.row);
         }
     }
+    float delta = 0;
 #pragma unroll
-    for (int i = 0; i < M / ROWS; i++) {
-        const int local = threadIdx.x / LANES + i * ROWS, row = first + local;
-        float delta = 0;
+    for (int i = 0; i < TURNS; i++) {
+        float sum = 0;
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            delta += load_as_accumulate(o[i].element[e]) * load_as_accumulate(g[i].element[e]);
+            sum += load_as_accumulate(o[i].element[e]) * load_as_accumulate(g[i].element[e]);
 #pragma unroll
         for (int offset = LANES / 2; offset > 0; offset /= 2)
-            delta += __shfl_xor_sync(FULL_WARP, delta, offset);
-        if (lane == 0) {
-            const int64_t at = (int64_t)blockIdx.y * queries + row;
-            const bool inside = row < queries;
-            const float lse = inside ? work.logsumexp[at] : -INFINITY;
-            float *const to = work.statistics + block * (2 * M) + statistics_place(local);
-            to[0] = lse == -INFINITY ? INFINITY : lse * 1.4426950408889634f;
-            to[M] = (inside && work.grad_logsumexp ? delta - work.grad_logsumexp[at] : delta) * work.kept;
-        }
+            sum += __shfl_xor_sync(FULL_WARP, sum, offset);
+        delta = lane == i ? sum : delta;
+    }
+    if (lane < TURNS) {
+        float *const to = work.statistics + block * (2 * M) + statistics_place(local + lane * ROWS);
+        to[0] = logsumexp == -INFINITY ? INFINITY : logsumexp * 1.4426950408889634f;
+        to[M] = (delta - grad_logsumexp) * work.kept;
     }
 }
 

@@ -1,0 +1,14 @@
+// cp.async.bulk.prefetch.tensor (sm_90): the box that a TMA copy (ptx/tma.cuh) would load comes to the L2.
+#ifndef CUDA_OPS_PTX_PREFETCH_TENSOR_CUH
+#define CUDA_OPS_PTX_PREFETCH_TENSOR_CUH
+
+#include <cuda.h> // CUtensorMap; nothing of the driver is linked
+
+__device__ __forceinline__ void tma_prefetch_4d(const CUtensorMap *map, int inner, int row, int head, int batch)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(inner), "r"(row),
+                 "r"(head), "r"(batch)
+                 : "memory");
+}
+
+#endif
