@@ -253,6 +253,40 @@ def test_layers_with_the_norm_behind_them(device, with_bias):
         assert torch.autograd.gradgradcheck(function, arguments)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_the_norm_behind_the_embeddings(device, p):
+    """Of dropout's output, and that output, whose gradients the norm's backward adds: as the two functions one after
+    the other, further derivatives too; a gradient may come for either."""
+    input, _, _, weight, bias = layer_arguments(5, 4, 4, device)
+    weight = weight[0].detach().requires_grad_()
+
+    def fused(*arguments):
+        torch.manual_seed(1)
+        return _gpt_ops.DroppedNorm.apply(*arguments, 1e-5, p)
+
+    def chain(input, weight, bias):
+        torch.manual_seed(1)
+        dropped = _gpt_ops.functional.dropout(input, p)
+        return torch.nn.functional.layer_norm(dropped, (4,), weight, bias), dropped
+
+    for arguments in (
+        (input, weight, bias),
+        (input, weight, None),
+        (input.detach()[:, ::2].repeat(1, 2), weight, bias),
+    ):
+        there = [argument for argument in arguments if argument is not None and argument.requires_grad]
+        for grads in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0)):
+            results = []
+            for outputs in (fused(*arguments), chain(*arguments)):
+                loss = sum(scale * output.square().sum() for scale, output in zip(grads, outputs, strict=True) if scale)
+                loss = loss if loss.requires_grad else loss + 0 * weight.sum()
+                results.append([*outputs, *torch.autograd.grad(loss, there, allow_unused=True, materialize_grads=True)])
+            for actual, expected in zip(*results, strict=True):
+                assert_close(actual, expected, 1e-10)
+    assert torch.autograd.gradcheck(fused, (input, weight, bias))
+    assert torch.autograd.gradgradcheck(fused, (input, weight, bias))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_ways_of_a_step_in_halves(device, dtype, monkeypatch):
     """Parameters rounded at once or layer by layer, the gradients of biases found by the norms or not, gelu's output

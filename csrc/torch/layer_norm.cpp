@@ -117,7 +117,9 @@ Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input,
         result.mean = empty({shape.rows}, x.options().dtype(at::kDouble));
     if (residual) {
         result.sum = empty(x.sizes(), x.options());
-        result.state = at::zeros({p > 0.0 ? 2 : 0}, x.options().dtype(at::kLong));
+        // Forward writes it, but of nothing.
+        const auto options = x.options().dtype(at::kLong);
+        result.state = shape.empty() ? at::zeros({p > 0.0 ? 2 : 0}, options) : empty({p > 0.0 ? 2 : 0}, options);
     }
     double *const mean = result.mean.defined() ? result.mean.data_ptr<double>() : nullptr;
     if (shape.empty()) {

@@ -10,12 +10,15 @@ from .._library import problem
 
 if problem is None:
     from .._operators import operator
-    from ..ops.add_layer_norm import add_layer_norm_forward
+    from ..ops.add_layer_norm import add_layer_norm_forward, call_of
     from ..ops.cross_entropy import cross_entropy_backward, cross_entropy_forward
+    from ..ops.dropout import dropout_forward
+    from ..ops.layer_norm import layer_norm_forward
     from ..ops.linear import linear_backward_bias, linear_backward_input, linear_backward_weight, linear_forward
     from ..ops.linear_gelu import linear_gelu_backward
     from ..ops.round_list import round_list
 
+    dropout_backward = operator("dropout_backward")
     gelu_linear_backward = operator("gelu_linear_backward")
     layer_norm_backward = operator("layer_norm_backward")
     layer_norm_backward_with_sums = operator("layer_norm_backward_with_sums")
@@ -253,6 +256,38 @@ class RoundedMLPAddNorm(torch.autograd.Function):
         return *where(wanted, grad, grad_weight, grad_bias), None, *grads, *(None,) * 6
 
 
+class DroppedNorm(torch.autograd.Function):
+    """layer_norm of dropout's output, and that output: (norm, dropped). The norm's backward adds the gradients of the
+    two."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, eps, p):
+        # The mask goes by the offset in memory.
+        if p > 0.0:
+            dropped, state = dropout_forward(input.contiguous(), p, call_of(input, p))
+        else:
+            dropped, state = input.view_as(input), None
+        output, mean, rstd = layer_norm_forward(dropped, dropped.shape[-1:], weight, bias, eps)
+        ctx.eps, ctx.p, ctx.bias_dtype = eps, p, None if bias is None else bias.dtype
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(dropped, weight, mean, rstd, state)
+        return output, dropped
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_dropped):
+        dropped, weight, mean, rstd, state = ctx.saved_tensors
+        _, *parameters = ctx.needs_input_grad[:3]
+        if grad_output is None:
+            grad_output = torch.zeros_like(dropped)
+        rest = dropped, dropped.shape[-1:], weight, mean, rstd
+        grad, *grads = layer_norm_backward(
+            grad_output, grad_dropped, *rest, ctx.eps, ctx.bias_dtype, [True, *parameters]
+        )
+        if ctx.p > 0.0:
+            grad = dropout_backward(grad, state, ctx.p, grad.stride())
+        return *where(ctx.needs_input_grad, grad, *grads), None, None
+
+
 def where(wanted, *gradients):
     """None for those that are not wanted."""
     return [gradient if one else None for one, gradient in zip(wanted, gradients, strict=False)]
@@ -272,6 +307,15 @@ def halves_of(like: Tensor, layers: list) -> list:
         return [[() for _ in block] for block in layers]
     made = iter(round_list(there, like.dtype))
     return [[tuple(None if t is None else next(made) for t in layer) for layer in block] for block in layers]
+
+
+def dropped_norm(input: Tensor, norm: tuple, p: float) -> tuple[Tensor, Tensor]:
+    """layer_norm of dropout's output, and that output; `norm` is what layer_norm takes behind its input."""
+    shape, weight, bias, eps = norm
+    if len(shape) == 1 and is_rounded(input, weight, bias):
+        return DroppedNorm.apply(input, weight, bias, eps, p)
+    dropped = functional.dropout(input, p) if p else input
+    return functional.layer_norm(dropped, *norm), dropped
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None, halves: tuple = ()) -> Tensor:

@@ -347,7 +347,6 @@ class GPT(torch.nn.Module):
         begin = cache.length if cache else 0
         tokens, positions = parameter(modules["wte"], "weight"), parameter(modules["wpe"], "weight")
         x = functional.token_position_embedding(input, tokens, positions[begin:] if begin else positions, dtype)
-        x = functional.dropout(x, modules["drop"].p, training) if modules["drop"].p else x
         blocks = [block._modules for block in modules["h"]._modules.values()]
         # In the order of a block: attention's two layers, and those of the MLP.
         layers = [
@@ -358,7 +357,7 @@ class GPT(torch.nn.Module):
             for parts in blocks
         ]
         halves = _gpt_ops.halves_of(x, layers)
-        h = functional.layer_norm(x, *norm(blocks[0]["ln_1"]))
+        h, x = _gpt_ops.dropped_norm(x, norm(blocks[0]["ln_1"]), modules["drop"].p if training else 0.0)
         for layer, parts in enumerate(blocks):
             p = parts["drop"].p if training else 0.0
             (qkv, projection, *mlp), (half_qkv, half_projection, *half_mlp) = layers[layer], halves[layer]
