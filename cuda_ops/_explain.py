@@ -442,6 +442,7 @@ def _attention_varlen(ask, a):
     query, key, value = a["query"], a["key"], a["value"]
     longest = (min(a[f"max_seqlen_{x}"], t.shape[0]) for x, t in (("q", query), ("k", key)))
     sizes = [a["cu_seqlens_q"].shape[0] - 1, query.shape[1], key.shape[1], *longest, query.shape[2], value.shape[2]]
+    sizes += [query.shape[0], key.shape[0]]
     strides = [stride for t in (query, key, value) for stride in (0, t.stride(1), t.stride(0))]
     options = _attention_options(a, query.shape[2])
     for name, backward in (("forward", False), ("gradients", True)):

@@ -250,17 +250,21 @@ static PathRows masked_softmax_paths(at::ScalarType type, int64_t rows, int64_t 
 
 // sizes: batch, heads, key_heads, queries, keys, head_dim, value_dim; strides: of batch, head and row of query, key and
 // value, those of the results being dense; window: left and right, -1 without a bound; mask: 0 none, 1 bool, 2 additive;
-// sequences: 0 all of the same lengths, 1 packed, 2 those of a cache.
+// sequences: 0 all of the same lengths, 1 packed, whose rows of query and key are two more sizes, 2 those of a cache.
 static PathRows attention_paths(bool backward, bool with_grad_mask, at::ScalarType type, at::IntArrayRef sizes,
                                 at::IntArrayRef strides, double scale, at::IntArrayRef window, double softcap,
                                 int64_t mask, bool alibi, double dropout, int64_t sequences, at::IntArrayRef device)
 {
     const char *const op = "attention_paths";
-    TORCH_CHECK(sizes.size() == 7 && strides.size() == 9 && window.size() == 2 && 0 <= mask && mask < 3 &&
-                    0 <= sequences && sequences < 3,
-                op, ": expected 7 sizes, 9 strides, 2 numbers of a window, and mask and sequences to be 0 to 2");
+    TORCH_CHECK(sizes.size() == (sequences == 1 ? 9 : 7) && strides.size() == 9 && window.size() == 2 && 0 <= mask &&
+                    mask < 3 && 0 <= sequences && sequences < 3,
+                op,
+                ": expected 7 sizes, or 9 of packed sequences, 9 strides, 2 numbers of a window, and mask and "
+                "sequences to be 0 to 2");
     check_path_sizes(op, {sizes[0], sizes[1], sizes[3], sizes[4], std::max(sizes[5], sizes[6])});
-    check_path_sizes(op, sizes.slice(5));
+    check_path_sizes(op, sizes.slice(5, 2));
+    for (const int64_t rows : sizes.slice(7))
+        check_path_sizes(op, {rows, sizes[1], std::max(sizes[5], sizes[6])});
     TORCH_CHECK(sizes[1] == 0 || (sizes[2] > 0 && sizes[1] % sizes[2] == 0), op,
                 ": expected key_heads to divide heads, got ", sizes[2], " and ", sizes[1]);
     cuda_ops_attention p{};
@@ -283,8 +287,15 @@ static PathRows attention_paths(bool backward, bool with_grad_mask, at::ScalarTy
     static const float slope = 0;
     p.alibi_slopes = alibi ? &slope : nullptr;
     static const int32_t length = 0;
-    if (sequences == 1)
+    if (sequences == 1) {
+        const auto packed = [](int64_t heads, int64_t elements) {
+            return cuda_ops_attention_strides{0, elements, heads * elements};
+        };
         p.sequences.query_starts = p.sequences.key_starts = &length;
+        p.sequences.query_rows = sizes[7], p.sequences.key_rows = sizes[8];
+        p.output = p.grad_output = packed(p.heads, p.value_dim), p.grad_query = packed(p.heads, p.head_dim);
+        p.grad_key = packed(p.key_heads, p.head_dim), p.grad_value = packed(p.key_heads, p.value_dim);
+    }
     if (sequences == 2)
         p.sequences.key_lengths = &length;
     (void)backward, (void)with_grad_mask, (void)type, (void)device;

@@ -73,6 +73,61 @@ def test_packed_sequences_are_those_of_one_call_each(device_dtype, options, seed
         assert error <= 2 * allowed + RELATIVE_NORM[dtype]
 
 
+def packed_results(tensors, grad, starts, longest, **options):
+    """Output, logsumexp and gradients."""
+    output, logsumexp = flash_attention_varlen(
+        *tensors, starts, starts, longest, longest, return_logsumexp=True, **options
+    )
+    return [output.detach(), logsumexp.detach(), *torch.autograd.grad(output, tensors, grad)]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_a_neighbour_without_finite_values_changes_no_bit(device_dtype, head_dim, value):
+    """What a sequence's last tile has beyond it, be it the next sequence or rows of none, stays out of its products."""
+    device, dtype = device_dtype
+    lengths = [3, 130, 0, 1, 70, 200]
+    starts = starts_of(lengths, device) + 5
+    generator = torch.Generator().manual_seed(head_dim)
+    rows = 5 + sum(lengths) + 9
+    *tensors, grad = (
+        torch.randn(rows, heads, head_dim, generator=generator).to(device, dtype) for heads in (2, 1, 1, 2)
+    )
+    outside = torch.ones(rows, dtype=torch.bool, device=device)
+    outside[5 : 5 + sum(lengths)] = False
+    before = None
+    for changed in ([], [1], [3, 4], [0, 5]):
+        bad = outside.clone()
+        for b in changed:
+            bad[int(starts[b]) : int(starts[b + 1])] = True
+        altered = [t.masked_fill(bad[:, None, None], value).requires_grad_() for t in tensors]
+        found = packed_results(altered, grad.masked_fill(bad[:, None, None], value), starts, 200, causal=True)
+        found[1] = found[1].T
+        if before is None:
+            before = found
+            assert torch.equal(found[0][outside], torch.zeros_like(found[0][outside]))
+            assert all(grad[outside].eq(0).all() for grad in found[2:])
+        for then, now in zip(before, found, strict=True):
+            assert torch.equal(then[~bad], now[~bad])
+
+
+def test_more_sequences_than_threads_look_for_their_tiles(device_dtype):
+    """2500 sequences, a long one among them: those of a few are what they are by themselves."""
+    device, dtype = device_dtype
+    lengths = [*random_lengths(7, 2499, 3), 700]
+    starts = starts_of(lengths, device)
+    generator = torch.Generator().manual_seed(7)
+    *tensors, grad = (torch.randn(sum(lengths), 1, 16, generator=generator).to(device, dtype) for _ in range(4))
+    found = packed_results([t.clone().requires_grad_() for t in tensors], grad, starts, 700)
+    for first, last in ((0, 30), (1010, 1040), (2040, 2060), (2470, 2500)):
+        rows = slice(int(starts[first]), int(starts[last]))
+        some = [t[rows].clone().requires_grad_() for t in tensors]
+        alone = packed_results(some, grad[rows], starts[first : last + 1] - starts[first], 700)
+        found_alone = [found[0][rows], found[1][:, rows], *(t[rows] for t in found[2:])]
+        for ours, theirs in zip(found_alone, alone, strict=True):
+            assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("numbers", [[5, -3, 100, 7], [0, 10**9, -(10**9), 3], [0, 2, 1, 3]], ids=str)
 def test_starts_that_are_wrong_read_and_write_nothing_else(device, numbers):
     """The rows around the tensors are NaN, and none comes into results."""
@@ -273,6 +328,22 @@ def test_second_derivatives_of_sinks_where_rows_see_nothing(device):
     assert torch.equal(call(*tensors, sinks)[1][:, :, :2], sinks[:, None].expand(1, 2, 2))
     assert torch.autograd.gradcheck(call, (*tensors, sinks))
     assert torch.autograd.gradgradcheck(call, (*tensors, sinks))
+
+
+@pytest.mark.parametrize(
+    "capability, options, path",
+    [("9.0", {}, "sm90"), ("9.0", {"window": (40, 0)}, "sm90"), ("9.0", {"softcap": 3.0}, "mma"), ("8.0", {}, "mma")],
+)
+def test_packed_sequences_take_hoppers_path(capability, options, path):
+    if not _library.has_cuda():
+        pytest.skip("needs a build with CUDA, whose tables these are")
+    half = {"device": "meta", "dtype": torch.bfloat16}
+    query, key = torch.empty(5000, 8, 64, **half), torch.empty(5000, 2, 64, **half)
+    starts = torch.empty(9, dtype=torch.int32, device="meta")
+    explanation = cuda_ops.explain(
+        flash_attention_varlen, query, key, key, starts, starts, 4096, 4096, capability=capability, **options
+    )
+    assert [product.chosen.name for product in explanation.products] == [path, path]
 
 
 @pytest.mark.parametrize("queries, path", [(1, "decode"), (16, "decode"), (17, "mma")])

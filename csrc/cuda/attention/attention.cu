@@ -15,10 +15,7 @@ static constexpr Answer TAKES_NO_CACHE = {"reads no cache of keys"};
 
 static Answer sm90_supports(const AttentionCall &call, const Device &device)
 {
-    if (has_cache(call))
-        return TAKES_NO_CACHE;
-    return call.problem.sequences.query_starts ? no("takes no packed sequences")
-                                               : attention_sm90_supports(call, device);
+    return has_cache(call) ? TAKES_NO_CACHE : attention_sm90_supports(call, device);
 }
 
 static Answer mma_supports(const AttentionCall &call, const Device &device)
@@ -37,8 +34,9 @@ static PathTable<AttentionCall, 4> table = {
       "attention_decode_mma_kernel attention_decode_simt_kernel attention_decode_combine_kernel",
       attention_decode_supports, attention_decode_is_fast, attention_decode_workspace, attention_decode},
      {"sm90", "attention/sm90/sm90.cu",
-      "attention_sm90_forward_kernel attention_sm90_prepare_kernel attention_sm90_backward_kernel", sm90_supports,
-      nullptr, attention_sm90_workspace, attention_sm90},
+      "attention_sm90_sequences_kernel attention_sm90_forward_kernel attention_sm90_prepare_kernel "
+      "attention_sm90_backward_kernel",
+      sm90_supports, nullptr, attention_sm90_workspace, attention_sm90},
      {"mma", "attention/mma/mma.cu",
       "attention_mma_forward_kernel attention_mma_remainder_kernel attention_mma_grad_query_kernel "
       "attention_mma_grad_key_value_kernel",

@@ -1,6 +1,7 @@
-// attention's rows that no kernel of a path writes. Of packed tensors those that no sequence has become 0, of logsumexp
-// -inf; a warp a row and head: a search among the sequences, and nothing to be written where the row is one's, as most
-// are. And where there are no queries, all of the keys' and values' gradients are 0.
+// attention's rows that no kernel of a path writes. Of packed tensors those that no sequence has become 0, of
+// logsumexp -inf: each lane searches for a row's sequence, and the warp writes the rows that have none, of all heads;
+// there are few of them as a rule, and the search, which waits for one start after the other, is all that it costs.
+// And where there are no queries, all of the keys' and values' gradients are 0.
 #include <math.h>
 
 #include "attention/paths.h"
@@ -26,72 +27,95 @@ static __device__ bool is_of_a_sequence(const int32_t *starts, int64_t batch, in
 
 // Rows [batch, head, row] of a tensor, of which those that a sequence has are left alone.
 struct ClearedRows {
+    void *tensor;
     cuda_ops_attention_strides strides;
     int64_t batch, heads, rows, elements;
     const int32_t *starts; // of `sequences` sequences; NULL: there are none
     int64_t sequences, longest;
-    float value;
+    int is_logsumexp; // of accumulate_type, and -inf is written instead of 0
+};
+
+// Block y of the grid has tensor y.
+static constexpr int MOST_TENSORS = 3;
+struct ClearedTensors {
+    ClearedRows tensors[MOST_TENSORS];
 };
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) attention_clear_kernel(T *tensor, const __grid_constant__ ClearedRows work)
+static __device__ void clear_row(const ClearedRows &work, int64_t index, T value)
 {
     const int lane = threadIdx.x % WARP_SIZE;
-    for (int64_t index = global_thread_index() / WARP_SIZE; index < work.batch * work.rows * work.heads;
-         index += global_thread_count() / WARP_SIZE) {
-        const int64_t head = index % work.heads, row = index / work.heads % work.rows;
-        const int64_t batch = index / work.heads / work.rows;
-        if (work.starts && is_of_a_sequence(work.starts, work.sequences, work.longest, row))
-            continue;
-        T *const to = tensor + batch * work.strides.batch + head * work.strides.head + row * work.strides.row;
+    const int64_t batch = index / work.rows, row = index - batch * work.rows;
+    T *const to = (T *)work.tensor + batch * work.strides.batch + row * work.strides.row;
+    for (int64_t head = 0; head < work.heads; head++)
         for (int64_t d = lane; d < work.elements; d += WARP_SIZE)
-            to[d] = store_from_accumulate<T>(accumulate_type<T>(work.value));
+            to[head * work.strides.head + d] = value;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) attention_clear_kernel(const __grid_constant__ ClearedTensors all)
+{
+    const ClearedRows &work = all.tensors[blockIdx.y];
+    const int lane = threadIdx.x % WARP_SIZE;
+    const int64_t count = work.batch * work.rows;
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t first = global_thread_index() - lane; first < count; first += global_thread_count()) {
+        const int64_t mine = first + lane;
+        const bool clear = mine < count && !(work.starts && is_of_a_sequence(work.starts, work.sequences, work.longest,
+                                                                             mine % work.rows));
+        for (unsigned int left = __ballot_sync(FULL_WARP, clear); left; left &= left - 1) {
+            const int64_t index = first + __ffs((int)left) - 1;
+            if (work.is_logsumexp)
+                clear_row(work, index, accumulate_type<T>(-INFINITY));
+            else
+                clear_row(work, index, store_from_accumulate<T>(accumulate_type<T>(0)));
+        }
     }
 }
 
 template <typename T>
-static cuda_ops_status clear(void *tensor, const ClearedRows &work, cudaStream_t stream)
+static cuda_ops_status clear(const ClearedTensors &all, int count, cudaStream_t stream)
 {
-    const int64_t rows = work.batch * work.rows * work.heads;
-    if (rows == 0 || work.elements == 0)
+    int64_t rows = 0;
+    for (int i = 0; i < count; i++) {
+        const ClearedRows &work = all.tensors[i];
+        const int64_t own = work.heads == 0 || work.elements == 0 ? 0 : work.batch * work.rows;
+        rows = own > rows ? own : rows;
+    }
+    if (rows == 0)
         return CUDA_OPS_SUCCESS;
-    attention_clear_kernel<T>
-        <<<clamp_grid(ceil_div(rows, THREADS / WARP_SIZE)), THREADS, 0, stream>>>((T *)tensor, work);
+    const dim3 grid(clamp_grid(ceil_div(rows, THREADS)), (unsigned int)count);
+    launch_dependent(attention_clear_kernel<T>, grid, dim3(THREADS), 0, stream, all);
     return launch_status();
 }
 
 // Of packed tensors.
-static ClearedRows rows_of_queries(const cuda_ops_attention &p, const cuda_ops_attention_strides &strides,
-                                   int64_t elements, float value)
+static ClearedRows rows_of_queries(void *tensor, const cuda_ops_attention &p, const cuda_ops_attention_strides &strides,
+                                   int64_t elements)
 {
     const cuda_ops_attention_sequences &q = p.sequences;
-    return {strides, 1, p.heads, q.query_rows, elements, q.query_starts, p.batch, p.queries, value};
+    return {tensor, strides, 1, p.heads, q.query_rows, elements, q.query_starts, p.batch, p.queries, false};
 }
-static ClearedRows rows_of_keys(const cuda_ops_attention &p, const cuda_ops_attention_strides &strides,
+static ClearedRows rows_of_keys(void *tensor, const cuda_ops_attention &p, const cuda_ops_attention_strides &strides,
                                 int64_t elements)
 {
     const cuda_ops_attention_sequences &q = p.sequences;
-    return {strides, 1, p.key_heads, q.key_rows, elements, q.key_starts, p.batch, p.keys, 0.0f};
+    return {tensor, strides, 1, p.key_heads, q.key_rows, elements, q.key_starts, p.batch, p.keys, false};
 }
 
 template <typename T>
 static cuda_ops_status clear_unpacked(const AttentionCall &call)
 {
     const cuda_ops_attention &p = call.problem;
-    cuda_ops_status status;
-    if (call.backward) {
-        status = clear<T>(call.grad_query, rows_of_queries(p, p.grad_query, p.head_dim, 0.0f), call.stream);
-        if (status == CUDA_OPS_SUCCESS)
-            status = clear<T>(call.grad_key, rows_of_keys(p, p.grad_key, p.head_dim), call.stream);
-        if (status == CUDA_OPS_SUCCESS)
-            status = clear<T>(call.grad_value, rows_of_keys(p, p.grad_value, p.value_dim), call.stream);
-        return status;
-    }
-    status = clear<T>(call.output, rows_of_queries(p, p.output, p.value_dim, 0.0f), call.stream);
-    const cuda_ops_attention_strides dense = {0, p.sequences.query_rows, 1};
-    return status != CUDA_OPS_SUCCESS
-               ? status
-               : clear<accumulate_type<T>>(call.logsumexp, rows_of_queries(p, dense, 1, -INFINITY), call.stream);
+    if (call.backward)
+        return clear<T>({{rows_of_queries(call.grad_query, p, p.grad_query, p.head_dim),
+                          rows_of_keys(call.grad_key, p, p.grad_key, p.head_dim),
+                          rows_of_keys(call.grad_value, p, p.grad_value, p.value_dim)}},
+                        3, call.stream);
+    ClearedRows logsumexp = rows_of_queries(call.logsumexp, p, {0, p.sequences.query_rows, 1}, 1);
+    logsumexp.is_logsumexp = true;
+    return clear<T>({{rows_of_queries(call.output, p, p.output, p.value_dim), logsumexp}}, 2, call.stream);
 }
 
 cuda_ops_status attention_clear_unpacked(const AttentionCall &call)
@@ -106,10 +130,9 @@ static cuda_ops_status clear_keys(const AttentionCall &call)
     const cuda_ops_attention &p = call.problem;
     const bool packed = p.sequences.query_starts;
     const int64_t batch = packed ? 1 : p.batch, rows = packed ? p.sequences.key_rows : p.keys;
-    const ClearedRows keys = {p.grad_key, batch, p.key_heads, rows, p.head_dim, nullptr, 0, 0, 0.0f};
-    const ClearedRows values = {p.grad_value, batch, p.key_heads, rows, p.value_dim, nullptr, 0, 0, 0.0f};
-    const cuda_ops_status status = clear<T>(call.grad_key, keys, call.stream);
-    return status != CUDA_OPS_SUCCESS ? status : clear<T>(call.grad_value, values, call.stream);
+    return clear<T>({{{call.grad_key, p.grad_key, batch, p.key_heads, rows, p.head_dim, nullptr, 0, 0, false},
+                      {call.grad_value, p.grad_value, batch, p.key_heads, rows, p.value_dim, nullptr, 0, 0, false}}},
+                    2, call.stream);
 }
 
 cuda_ops_status attention_clear_keys(const AttentionCall &call)

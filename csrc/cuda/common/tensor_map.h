@@ -22,6 +22,14 @@ struct HeadsLayout {
 bool heads_map_possible(const HeadsLayout &layout, const void *tensor);
 bool make_heads_map(CUtensorMap *map, const void *tensor, cuda_ops_dtype dtype, const HeadsLayout &layout,
                     int box_rows);
+// A map of packed sequences: [row][head][element] of 16 bits, of which a sequence has the rows before `end`. A box of
+// rows from the i-th of its `length` rows on has the coordinates (element, PACKED_ROWS - length + i, head, end,
+// PACKED_ROWS). What is beyond the sequence is out of bounds, whoever's rows follow. Any strides as above; the layout's
+// batch does not count.
+static constexpr int PACKED_ROWS = 1 << 30;
+bool packed_map_possible(const HeadsLayout &layout, const void *tensor);
+bool make_packed_map(CUtensorMap *map, const void *tensor, cuda_ops_dtype dtype, const HeadsLayout &layout,
+                     int box_rows);
 // An im2col map of channels_last images. It walks a grid of grid_height x grid_width pixels of every image, the first
 // at (start_y, start_x), `step` apart, row by row and image by image; pixels out of bounds read as zero. A load takes
 // `pixels` of them and of each `channels` channels, SWIZZLE_ROW bytes or half of it. False as above, or where a number

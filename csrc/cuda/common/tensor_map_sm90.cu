@@ -103,6 +103,40 @@ bool make_heads_map(CUtensorMap *map, const void *tensor, cuda_ops_dtype dtype, 
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+// The rows are a window of PACKED_ROWS whose last one is a sequence's last row, so that its bound is the sequence's.
+// Where it ends is another dimension of the rows' stride. The window would begin before the tensor: the last dimension
+// takes the addresses back by PACKED_ROWS rows, since PACKED_ROWS * 2^34 bytes are nothing in 64 bits. (A map's own
+// address is that of the tensor, since before it nothing may be mapped. Triton's ragged descriptors do the same.)
+static constexpr int64_t PACKED_ROUND = (int64_t)1 << 34;
+static_assert((uint64_t)PACKED_ROUND * PACKED_ROWS == 0, "once around");
+
+bool packed_map_possible(const HeadsLayout &layout, const void *tensor)
+{
+    HeadsLayout l = layout;
+    l.batch = 1;
+    return heads_map_possible(l, tensor) && l.rows < PACKED_ROWS &&
+           2 * stride_told(l.rows, l.row_stride) < PACKED_ROUND;
+}
+
+bool make_packed_map(CUtensorMap *map, const void *tensor, cuda_ops_dtype dtype, const HeadsLayout &layout,
+                     int box_rows)
+{
+    static const EncodeTiled encode_tiled = (EncodeTiled)find_in_driver("cuTensorMapEncodeTiled");
+    const HeadsLayout &l = layout;
+    if (!encode_tiled || !packed_map_possible(l, tensor))
+        return false;
+    const int64_t pitch = 2 * stride_told(l.rows, l.row_stride);
+    const cuuint64_t sizes[5] = {(cuuint64_t)l.elements, PACKED_ROWS, (cuuint64_t)l.heads, (cuuint64_t)l.rows + 1,
+                                 PACKED_ROWS + 1};
+    const cuuint64_t pitches[4] = {(cuuint64_t)pitch, (cuuint64_t)(2 * stride_told(l.heads, l.head_stride)),
+                                   (cuuint64_t)pitch, (cuuint64_t)(PACKED_ROUND - pitch)};
+    const cuuint32_t box[5] = {SWIZZLE_ROW / 2, (cuuint32_t)box_rows, 1, 1, 1};
+    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    return encode_tiled(map, type_of(dtype, false), 5, const_cast<void *>(tensor), sizes, pitches, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 static bool within(int64_t value, int64_t least, int64_t most)
 {
     return least <= value && value <= most;

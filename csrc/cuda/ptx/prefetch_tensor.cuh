@@ -10,5 +10,11 @@ __device__ __forceinline__ void tma_prefetch_4d(const CUtensorMap *map, int inne
                  "r"(head), "r"(batch)
                  : "memory");
 }
+__device__ __forceinline__ void tma_prefetch_5d(const CUtensorMap *map, int inner, int row, int head, int end, int wrap)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(inner),
+                 "r"(row), "r"(head), "r"(end), "r"(wrap)
+                 : "memory");
+}
 
 #endif

@@ -30,6 +30,14 @@ __device__ __forceinline__ void tma_load_4d(uint32_t to, const CUtensorMap *map,
                  "l"(map), "r"(barrier), "r"(inner), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }
+__device__ __forceinline__ void tma_load_5d(uint32_t to, const CUtensorMap *map, uint32_t barrier, int inner, int row,
+                                            int head, int end, int wrap)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(inner), "r"(row), "r"(head), "r"(end), "r"(wrap)
+                 : "memory");
+}
 // Multicast: the same into each block of the cluster whose bit is set in `blocks`, at the same address, counted by its
 // own barrier.
 __device__ __forceinline__ void tma_load_3d_multicast(uint32_t to, const CUtensorMap *map, uint32_t barrier, int inner,
@@ -75,6 +83,13 @@ __device__ __forceinline__ void tma_store_4d(const CUtensorMap *map, uint32_t fr
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                  "r"(from), "r"(inner), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+__device__ __forceinline__ void tma_store_5d(const CUtensorMap *map, uint32_t from, int inner, int row, int head,
+                                             int end, int wrap)
+{
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+                 "r"(from), "r"(inner), "r"(row), "r"(head), "r"(end), "r"(wrap)
                  : "memory");
 }
 

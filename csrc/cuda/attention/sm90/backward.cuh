@@ -5,7 +5,9 @@
 
 #include "attention/dropout.cuh"
 #include "attention/sm90/band.h"
+#include "attention/sm90/maps.h"
 #include "attention/sm90/order.h"
+#include "attention/sm90/sequences.h"
 #include "attention/sm90/sm90.h"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
@@ -16,17 +18,15 @@
 #include "ptx/global_memory.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/prefetch_tensor.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/shared_memory.cuh"
-#include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
 // A block has N = 128 keys, 64 a consumer warpgroup, and walks over blocks of M queries.
-template <typename T_, int D_, int M_, bool DROPS_>
+template <typename T_, int D_, int M_, bool DROPS_, bool PACKED_>
 struct BackwardTile {
     typedef T_ T;
-    static constexpr bool DROPS = DROPS_;
+    static constexpr bool DROPS = DROPS_, PACKED = PACKED_;
     static constexpr int D = D_, M = M_, N = 128, THREADS = 3 * WARPGROUP, STAGES = 2, SUM_STAGES = 2;
     static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
     static constexpr int KEY_COLUMN = N * SWIZZLE_ROW, QUERY_COLUMN = M * SWIZZLE_ROW, BOX_BYTES = 64 * SWIZZLE_ROW;
@@ -38,7 +38,7 @@ struct BackwardTile {
     static constexpr int SCORES_FROM = GRADS_FROM + STAGES * QUERY_BYTES;
     static constexpr int SUMS_FROM = SCORES_FROM + 2 * SCORE_BYTES;
     static constexpr int STATISTICS_FROM = SUMS_FROM + SUM_STAGES * SUM_BYTES;
-    static constexpr int ITEMS = 4, ITEM_BYTES = 16; // blocks of keys, announced by the producer
+    static constexpr int ITEMS = 4, ITEM_BYTES = PACKED ? 48 : 16; // blocks of keys, announced by the producer
     static constexpr int ITEMS_FROM = STATISTICS_FROM + STAGES * STATISTICS_BYTES;
     static constexpr int KINDS_FROM = ITEMS_FROM + ITEMS * ITEM_BYTES;
     static constexpr int BARRIERS_FROM = KINDS_FROM + SUM_STAGES * 4;
@@ -70,20 +70,79 @@ struct BackwardWork {
     int section, early;      // heads that are walked together; how many of their blocks of keys are `early`
     float scale, scale_log2; // scale times dropout's; scale * log2(e)
     DropoutWork dropout;
+    PackedWork packed; // of packed sequences, which have no band or section of the whole call
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
+template <bool PACKED>
 struct BackwardItem {
     int n, key_head, batch;
     int last, count, finished; // BlocksOfQueries, which are walked downwards
+    PackedSequence sequence;   // where PACKED
+
+    __device__ __forceinline__ const Band &band(const BackwardWork &work) const
+    {
+        if constexpr (PACKED)
+            return sequence.band;
+        else
+            return work.band;
+    }
+    __device__ __forceinline__ RowsPlace<PACKED> queries() const
+    {
+        if constexpr (PACKED)
+            return {sequence.first_query, sequence.band.queries};
+        else
+            return {batch};
+    }
+    __device__ __forceinline__ RowsPlace<PACKED> keys() const
+    {
+        if constexpr (PACKED)
+            return {sequence.first_key, sequence.band.keys};
+        else
+            return {batch};
+    }
+    // The first of a head's blocks of queries among those of all heads.
+    __device__ __forceinline__ int64_t first_block(const BackwardWork &work, int head) const
+    {
+        if constexpr (PACKED)
+            return (int64_t)head * work.blocks_m + sequence.first_block;
+        else
+            return (int64_t)(batch * work.heads + head) * work.blocks_m;
+    }
+    // What follows from n.
+    template <typename C>
+    __device__ __forceinline__ void find_queries(const BackwardWork &work)
+    {
+        const BlocksOfQueries blocks = blocks_of_queries(band(work), n, C::M, C::N);
+        last = blocks.last, count = blocks.count, finished = blocks.finished;
+    }
 };
 
+// The next block of keys; n < 0: there are no more.
 template <typename C>
-__device__ __forceinline__ BackwardItem backward_item(const BackwardWork &work, int n, int key_head, int batch)
+__device__ __forceinline__ BackwardItem<C::PACKED> next_item(const BackwardWork &work)
 {
-    const BlocksOfQueries blocks = blocks_of_queries(work.band, n, C::M, C::N);
-    return {n, key_head, batch, blocks.last, blocks.count, blocks.finished};
+    const int place = (int)atomicAdd(work.handed_out, 1u);
+    BackwardItem<C::PACKED> item = {};
+    item.n = -1;
+    if constexpr (C::PACKED) {
+        const PackedSchedule &schedule = *work.packed.schedule;
+        const int tiles = schedule.tiles, section = schedule.section;
+        if (place < tiles * work.all_key_heads) {
+            const int early = section < work.all_key_heads ? (tiles + 1) / 2 : tiles;
+            const BlockOfKeys block = block_of_keys(place, tiles, work.all_key_heads, section, early);
+            const PackedTile tile = work.packed.tiles[block.n];
+            item.sequence = work.packed.sequences[tile.sequence];
+            item.n = tile.number, item.key_head = block.head;
+        }
+    } else if (place < work.blocks_n * work.all_key_heads) {
+        const BlockOfKeys block = block_of_keys(place, work.blocks_n, work.all_key_heads, work.section, work.early);
+        item.batch = block.head / work.key_heads;
+        item.n = block.n, item.key_head = block.head - item.batch * work.key_heads;
+    }
+    item.template find_queries<C>(work);
+    return item;
 }
 
 struct BackwardShared {
@@ -97,30 +156,67 @@ struct BackwardShared {
 // rounded, alone or on top of those before, which have been loaded into the place.
 enum { SUMS_ADD = 0, SUMS_ROUND = 1, SUMS_ROUND_TOTAL = 2 };
 
-// A block of keys as the producer announces it to the others, in a ring; n < 0: there are no more.
+// A block of keys as the producer announces it to the others, in a ring.
 template <typename C>
 __device__ __forceinline__ uint32_t item_place(const BackwardShared &s, int announced)
 {
     return s.items + announced % C::ITEMS * C::ITEM_BYTES;
 }
 template <typename C>
-__device__ __forceinline__ void announce_item(const BackwardItem &item, const BackwardShared &s, int announced)
+__device__ __forceinline__ void announce_item(const BackwardItem<C::PACKED> &item, const BackwardShared &s,
+                                              int announced)
 {
     const int slot = announced % C::ITEMS;
     mbarrier_wait(s.item_empty + 8 * slot, announced / C::ITEMS % 2 ^ 1);
     st_shared(item_place<C>(s, announced), (uint32_t)item.n);
     st_shared(item_place<C>(s, announced) + 4, (uint32_t)item.key_head);
     st_shared(item_place<C>(s, announced) + 8, (uint32_t)item.batch);
+    if constexpr (C::PACKED) {
+        const PackedSequence &sequence = item.sequence;
+        const int words[7] = {sequence.band.queries, sequence.band.keys, sequence.band.low,   sequence.band.high,
+                              sequence.first_query,  sequence.first_key, sequence.first_block};
+#pragma unroll
+        for (int i = 0; i < 7; i++)
+            st_shared(item_place<C>(s, announced) + 16 + 4 * i, (uint32_t)words[i]);
+    }
     mbarrier_arrive(s.item_full + 8 * slot);
 }
+// What was announced, all but the queries.
 template <typename C>
-__device__ __forceinline__ bool announced_item(BackwardItem &item, const BackwardWork &work, const BackwardShared &s,
-                                               int announced)
+__device__ __forceinline__ BackwardItem<C::PACKED> look_up_item(const BackwardShared &s, int announced)
 {
-    mbarrier_wait(s.item_full + 8 * (announced % C::ITEMS), announced / C::ITEMS % 2);
     uint32_t n, key_head, batch, unused;
     ld_shared_v4(n, key_head, batch, unused, item_place<C>(s, announced));
-    item = backward_item<C>(work, (int)n, (int)key_head, (int)batch);
+    BackwardItem<C::PACKED> item = {};
+    item.n = (int)n, item.key_head = (int)key_head, item.batch = (int)batch;
+    if constexpr (C::PACKED) {
+        uint32_t queries, keys, low, high, first_query, first_key, first_block;
+        ld_shared_v4(queries, keys, low, high, item_place<C>(s, announced) + 16);
+        ld_shared_v4(first_query, first_key, first_block, unused, item_place<C>(s, announced) + 32);
+        item.sequence = {
+            {(int)queries, (int)keys, (int)low, (int)high}, (int)first_query, (int)first_key, (int)first_block};
+    }
+    return item;
+}
+// Its band alone: there are no registers to keep that of a packed sequence.
+template <typename C>
+__device__ __forceinline__ Band look_up_band(const BackwardWork &work, const BackwardShared &s, int announced)
+{
+    if constexpr (C::PACKED) {
+        uint32_t queries, keys, low, high;
+        ld_shared_v4(queries, keys, low, high, item_place<C>(s, announced) + 16);
+        return {(int)queries, (int)keys, (int)low, (int)high};
+    } else {
+        return work.band;
+    }
+}
+template <typename C>
+__device__ __forceinline__ bool announced_item(BackwardItem<C::PACKED> &item, const BackwardWork &work,
+                                               const BackwardShared &s, int announced)
+{
+    mbarrier_wait(s.item_full + 8 * (announced % C::ITEMS), announced / C::ITEMS % 2);
+    item = look_up_item<C>(s, announced);
+    item.template find_queries<C>(work);
     return item.n >= 0;
 }
 template <typename C>
@@ -136,32 +232,27 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
 {
     int stage = 0, phase = 0, key_phase = 0;
     for (int announced = 0;; announced++) {
-        const int place = (int)atomicAdd(work.handed_out, 1u);
-        BlockOfKeys block = {-1, 0};
-        if (place < work.blocks_n * work.all_key_heads)
-            block = block_of_keys(place, work.blocks_n, work.all_key_heads, work.section, work.early);
-        const int batch = block.head / work.key_heads;
-        const BackwardItem item = backward_item<C>(work, block.n, block.head - batch * work.key_heads, batch);
+        const BackwardItem<C::PACKED> item = next_item<C>(work);
         announce_item<C>(item, s, announced);
         if (item.n < 0)
             break;
         const int first_key = item.n * C::N;
         // Keys and values, which nobody has read before, have no place until the block of keys before is done.
         for (int column = 0; column < C::COLUMNS && item.count > 0; column++) {
-            tma_prefetch_4d(map_key, 64 * column, first_key, item.key_head, item.batch);
-            tma_prefetch_4d(map_value, 64 * column, first_key, item.key_head, item.batch);
+            prefetch_rows(map_key, 64 * column, first_key, item.key_head, item.keys());
+            prefetch_rows(map_value, 64 * column, first_key, item.key_head, item.keys());
         }
         for (int i = 0; i < work.group; i++) {
             const int head = item.key_head * work.group + i;
-            const int64_t blocks = (int64_t)(item.batch * work.heads + head) * work.blocks_m;
+            const int64_t blocks = item.first_block(work, head);
 #pragma unroll 1
             for (int m = item.last; m > item.last - item.count; m--) {
                 const uint32_t query_full = s.query_full + 8 * stage, grad_full = s.grad_full + 8 * stage;
                 mbarrier_wait(s.query_empty + 8 * stage, phase ^ 1);
                 mbarrier_arrive_expect_tx(query_full, C::QUERY_BYTES + C::STATISTICS_BYTES);
                 for (int column = 0; column < C::COLUMNS; column++)
-                    tma_load_4d(s.queries + stage * C::QUERY_BYTES + column * C::QUERY_COLUMN, map_query, query_full,
-                                64 * column, m * C::M, head, item.batch);
+                    load_rows(s.queries + stage * C::QUERY_BYTES + column * C::QUERY_COLUMN, map_query, query_full,
+                              64 * column, m * C::M, head, item.queries());
                 bulk_load(s.statistics + stage * C::STATISTICS_BYTES, work.statistics + (blocks + m) * (2 * C::M),
                           C::STATISTICS_BYTES, query_full);
                 // The first queries come to a free stage while the block of keys before is still being worked at.
@@ -170,21 +261,21 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
                     mbarrier_wait(s.key_empty, key_phase ^ 1);
                     mbarrier_arrive_expect_tx(s.key_full, C::KEY_BYTES);
                     for (int column = 0; column < C::COLUMNS; column++)
-                        tma_load_4d(s.keys + column * C::KEY_COLUMN, map_key, s.key_full, 64 * column, first_key,
-                                    item.key_head, item.batch);
+                        load_rows(s.keys + column * C::KEY_COLUMN, map_key, s.key_full, 64 * column, first_key,
+                                  item.key_head, item.keys());
                 }
                 mbarrier_wait(s.grad_empty + 8 * stage, phase ^ 1);
                 mbarrier_arrive_expect_tx(grad_full, C::QUERY_BYTES);
                 for (int column = 0; column < C::COLUMNS; column++)
-                    tma_load_4d(s.grads + stage * C::QUERY_BYTES + column * C::QUERY_COLUMN, map_grad, grad_full,
-                                64 * column, m * C::M, head, item.batch);
+                    load_rows(s.grads + stage * C::QUERY_BYTES + column * C::QUERY_COLUMN, map_grad, grad_full,
+                              64 * column, m * C::M, head, item.queries());
                 if (begins) {
                     mbarrier_wait(s.value_empty, key_phase ^ 1);
                     key_phase ^= 1;
                     mbarrier_arrive_expect_tx(s.value_full, C::KEY_BYTES);
                     for (int column = 0; column < C::COLUMNS; column++)
-                        tma_load_4d(s.values + column * C::KEY_COLUMN, map_value, s.value_full, 64 * column, first_key,
-                                    item.key_head, item.batch);
+                        load_rows(s.values + column * C::KEY_COLUMN, map_value, s.value_full, 64 * column, first_key,
+                                  item.key_head, item.keys());
                 }
                 if (++stage == C::STAGES) {
                     stage = 0;
@@ -213,12 +304,12 @@ __device__ __forceinline__ void backward_add(const BackwardWork &work, const CUt
     const uint32_t sums = s.sums + mine * C::SUM_BYTES, full = s.sum_full + 8 * mine, empty = s.sum_empty + 8 * mine;
     int step = 0, phase = 0;
     bool given = false; // the consumers have the place for the next step
-    BackwardItem item;
+    BackwardItem<C::PACKED> item;
     for (int announced = 0; announced_item<C>(item, work, s, announced); announced++) {
         release_item<C>(s, announced);
         for (int i = 0; i < work.group; i++) {
             const int head = item.key_head * work.group + i;
-            const int64_t blocks = (int64_t)(item.batch * work.heads + head) * work.blocks_m;
+            const int64_t blocks = item.first_block(work, head);
             const int end = item.last - item.count;
 #pragma unroll 1
             for (int m = item.last; m > end; m--, step ^= 1) {
@@ -226,7 +317,7 @@ __device__ __forceinline__ void backward_add(const BackwardWork &work, const CUt
                     continue;
                 float *const to = work.sums + (blocks + m) * (C::M * C::D);
                 uint32_t *const turn = work.turns + blocks + m;
-                const int rank = item.n - first_block_of_keys(work.band, m * C::M, C::N);
+                const int rank = item.n - first_block_of_keys(item.band(work), m * C::M, C::N);
                 const bool finishes = m <= item.finished;
                 if (!given) {
                     st_shared(s.kinds + 4 * mine, finishes ? rank > 0 ? SUMS_ROUND_TOTAL : SUMS_ROUND : SUMS_ADD);
@@ -242,8 +333,8 @@ __device__ __forceinline__ void backward_add(const BackwardWork &work, const CUt
                 phase ^= 1;
                 if (finishes) {
                     for (int group = 0; group < 2; group++)
-                        tma_store_4d(map_grad_query, sums + group * (C::SUM_BYTES / 2), C::TRANSPOSED ? 64 * group : 0,
-                                     m * C::M + (C::TRANSPOSED ? 0 : 64 * group), head, item.batch);
+                        store_rows(map_grad_query, sums + group * (C::SUM_BYTES / 2), C::TRANSPOSED ? 64 * group : 0,
+                                   m * C::M + (C::TRANSPOSED ? 0 : 64 * group), head, item.queries());
                 } else if (rank == 0) {
                     bulk_store(to, sums, C::SUM_BYTES);
                 } else {
@@ -429,15 +520,14 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 lse[i] = ld_shared_v4_f32(s.statistics + written % 2 * C::STATISTICS_BYTES + quad * 16 + i * 64);
     };
 
-    BackwardItem item;
+    BackwardItem<C::PACKED> item;
     // Gradients of this warpgroup's keys. Where they go is looked up again, which costs no register until then.
     const auto store_keys = [&](int announced, const CUtensorMap *map, uint32_t from) {
-        uint32_t n, key_head, batch, unused;
-        ld_shared_v4(n, key_head, batch, unused, item_place<C>(s, announced));
+        const BackwardItem<C::PACKED> item = look_up_item<C>(s, announced);
 #pragma unroll
         for (int column = 0; column < C::COLUMNS; column++)
-            tma_store_4d(map, from + column * C::KEY_COLUMN, 64 * column, (int)n * C::N + 64 * group, (int)key_head,
-                         (int)batch);
+            store_rows(map, from + column * C::KEY_COLUMN, 64 * column, item.n * C::N + 64 * group, item.key_head,
+                       item.keys());
         bulk_commit_group();
     };
 
@@ -447,6 +537,8 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
 #pragma unroll
         for (int i = 0; i < C::D / 2; i++)
             dk[i] = dv[i] = 0;
+        if (C::PACKED) // into uniform registers: there are few others
+            item.n = warp_uniform(item.n), item.last = warp_uniform(item.last), item.count = warp_uniform(item.count);
         const int steps = item.count * work.group, top = item.n * C::N + 64 * group;
         const int key = top + 16 * warp + lane / 4; // this thread's: key and key + 8
         int m = item.last;
@@ -480,13 +572,13 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             if (step > 1)
                 publish_sums();
             // A thread's keys see queries from key - high to key - low.
-            if (top + 63 > min(first_query + work.band.high, work.band.keys - 1) ||
-                top < first_query + C::M - 1 + work.band.low) {
+            const Band band = look_up_band<C>(work, s, announced);
+            if (top + 63 > min(first_query + band.high, band.keys - 1) || top < first_query + C::M - 1 + band.low) {
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     const int at_key = key + 8 * r, base = first_query + 2 * quad;
-                    const int low = at_key < work.band.keys ? at_key - work.band.high - base : C::M;
-                    const int high = at_key - work.band.low - base;
+                    const int low = at_key < band.keys ? at_key - band.high - base : C::M;
+                    const int high = at_key - band.low - base;
 #pragma unroll
                     for (int i = 0; i < C::M / 2; i++)
                         if (i / 2 % 2 == r) {
@@ -713,9 +805,10 @@ struct BackwardPrepare {
     Band band;
     int heads, blocks_m, head_dim, value_dim;
     float kept; // 1 / dropout's scale, which delta is multiplied by
+    PackedWork packed;
 };
 
-template <typename T, int LANES, int M>
+template <typename T, int LANES, int M, bool PACKED>
 __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __grid_constant__ BackwardPrepare work)
 {
     constexpr int ROWS = 256 / LANES;
@@ -723,20 +816,31 @@ __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __gri
     wait_for_predecessor();
     release_successor();
     const int head = blockIdx.y % work.heads, batch = blockIdx.y / work.heads;
-    const int lane = threadIdx.x % LANES, first = blockIdx.x * M;
-    const T *const output =
-        (const T *)work.output + batch * work.output_strides.batch + head * work.output_strides.head + 8 * lane;
-    const T *const grad =
-        (const T *)work.grad_output + batch * work.grad_strides.batch + head * work.grad_strides.head + 8 * lane;
+    const int lane = threadIdx.x % LANES;
+    if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
+        *work.handed_out = 0;
+    int number = blockIdx.x;
+    Band band = work.band;
+    int64_t before = 0, all_queries = work.band.queries; // rows before the sequence, and of a head of logsumexp
+    if constexpr (PACKED) {
+        const int index = work.packed.blocks[blockIdx.x];
+        if (index < 0)
+            return;
+        const PackedSequence sequence = work.packed.sequences[index];
+        number = blockIdx.x - sequence.first_block, band = sequence.band;
+        before = sequence.first_query, all_queries = work.packed.query_rows;
+    }
+    const int first = number * M, queries = band.queries;
+    const T *const output = (const T *)work.output + batch * work.output_strides.batch +
+                            head * work.output_strides.head + before * work.output_strides.row + 8 * lane;
+    const T *const grad = (const T *)work.grad_output + batch * work.grad_strides.batch +
+                          head * work.grad_strides.head + before * work.grad_strides.row + 8 * lane;
     const int64_t block = (int64_t)blockIdx.y * work.blocks_m + blockIdx.x;
     if (threadIdx.x == 0)
         work.turns[block] = 0;
-    if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
-        *work.handed_out = 0;
-    const int queries = work.band.queries;
-    if (!queries_see_keys(work.band, first, M)) {
+    if (!queries_see_keys(band, first, M)) {
         T *const to = (T *)work.grad_query + batch * work.grad_query_strides.batch +
-                      head * work.grad_query_strides.head + 8 * lane;
+                      head * work.grad_query_strides.head + before * work.grad_query_strides.row + 8 * lane;
         for (int row = first + threadIdx.x / LANES; row < min(first + M, queries) && 8 * lane < work.head_dim;
              row += ROWS)
             *(Vector *)(to + row * work.grad_query_strides.row) = {};
@@ -748,7 +852,7 @@ __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __gri
     Vector o[TURNS] = {}, g[TURNS] = {};
     const int local = threadIdx.x / LANES, own = first + local + lane * ROWS;
     const bool has_own = lane < TURNS && own < queries;
-    const int64_t at = (int64_t)blockIdx.y * queries + own;
+    const int64_t at = (int64_t)blockIdx.y * all_queries + before + own;
     const float logsumexp = has_own ? work.logsumexp[at] : -INFINITY;
     const float grad_logsumexp = has_own && work.grad_logsumexp ? work.grad_logsumexp[at] : 0.0f;
 #pragma unroll
@@ -783,42 +887,47 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
 {
     typedef typename C::T T;
     const cuda_ops_attention &p = call.problem;
+    const auto make = make_rows_map<C::PACKED>;
     CUtensorMap map_query, map_key, map_value, map_grad, map_grad_query, map_grad_key, map_grad_value;
-    if (!make_heads_map(&map_query, call.query, call.dtype,
-                        heads_layout(p.batch, p.heads, p.queries, p.head_dim, p.query), C::M) ||
-        !make_heads_map(&map_key, call.key, call.dtype, heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.key),
-                        C::N) ||
-        !make_heads_map(&map_value, call.value, call.dtype,
-                        heads_layout(p.batch, p.key_heads, p.keys, p.value_dim, p.value), C::N) ||
-        !make_heads_map(&map_grad, call.grad_output, call.dtype,
-                        heads_layout(p.batch, p.heads, p.queries, p.value_dim, p.grad_output), C::M) ||
-        !make_heads_map(&map_grad_query, call.grad_query, call.dtype,
-                        heads_layout(p.batch, p.heads, p.queries, p.head_dim, p.grad_query), 64) ||
-        !make_heads_map(&map_grad_key, call.grad_key, call.dtype,
-                        heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.grad_key), 64) ||
-        !make_heads_map(&map_grad_value, call.grad_value, call.dtype,
-                        heads_layout(p.batch, p.key_heads, p.keys, p.value_dim, p.grad_value), 64))
+    if (!make(&map_query, call.query, call.dtype, query_layout(p, p.head_dim, p.query), C::M) ||
+        !make(&map_key, call.key, call.dtype, key_layout(p, p.head_dim, p.key), C::N) ||
+        !make(&map_value, call.value, call.dtype, key_layout(p, p.value_dim, p.value), C::N) ||
+        !make(&map_grad, call.grad_output, call.dtype, query_layout(p, p.value_dim, p.grad_output), C::M) ||
+        !make(&map_grad_query, call.grad_query, call.dtype, query_layout(p, p.head_dim, p.grad_query), 64) ||
+        !make(&map_grad_key, call.grad_key, call.dtype, key_layout(p, p.head_dim, p.grad_key), 64) ||
+        !make(&map_grad_value, call.grad_value, call.dtype, key_layout(p, p.value_dim, p.grad_value), 64))
         return CUDA_OPS_INVALID_ARGUMENT;
-    const int64_t blocks_m = ceil_div(p.queries, C::M), blocks = p.batch * p.heads * blocks_m;
+    // Packed sequences are a batch of one whose blocks of queries are those of all of them.
+    const int64_t batch = C::PACKED ? 1 : p.batch, blocks = attention_sm90_query_blocks(p);
+    const int64_t blocks_m = blocks / (batch * p.heads);
     BackwardWork work = {};
     work.sums = (float *)call.workspace;
     float *const statistics = work.sums + blocks * (C::SUM_BYTES / 4);
     work.statistics = statistics;
     work.turns = (uint32_t *)(statistics + blocks * (C::STATISTICS_BYTES / 4));
     work.handed_out = work.turns + blocks;
-    work.band = band_of(p);
+    if (!C::PACKED)
+        work.band = band_of(cuda_ops_attention_only_sequence(&p));
     work.heads = (int)p.heads, work.key_heads = (int)p.key_heads, work.group = (int)(p.heads / p.key_heads);
-    work.blocks_m = (int)blocks_m, work.blocks_n = (int)ceil_div(p.keys, C::N);
-    work.all_key_heads = (int)(p.batch * p.key_heads);
+    work.blocks_m = (int)blocks_m;
+    work.blocks_n = (int)(C::PACKED ? packed_blocks(p.sequences.key_rows, p.batch, C::N) : ceil_div(p.keys, C::N));
+    work.all_key_heads = (int)(batch * p.key_heads);
     const int64_t total = (int64_t)work.blocks_n * work.all_key_heads;
     const int64_t resident = total < device.multiprocessors ? total : device.multiprocessors;
     // The heads of two sections are walked together: those whose queries, gradients and sums are in the L2. A few more
     // where they are long, since a head's blocks go through its queries side by side, and wait for each other.
-    const int64_t head_bytes = p.queries * C::D * 8 * work.group, least = C::D / 16;
+    const int64_t rows = C::PACKED ? p.sequences.query_rows : p.queries;
+    const int64_t head_bytes = rows * C::D * 8 * work.group, least = C::D / 16;
     int64_t section = ((int64_t)20 << 20) / head_bytes;
     section = section < least ? least : section;
     work.section = (int)(section < work.all_key_heads ? section : work.all_key_heads);
     work.early = work.section < work.all_key_heads ? (work.blocks_n + 1) / 2 : work.blocks_n;
+    if constexpr (C::PACKED) {
+        work.packed = attention_sm90_sequences_at((char *)call.workspace + attention_sm90_backward_bytes(p), call);
+        const cuda_ops_status status = attention_sm90_sequences(work.packed, call, C::M, resident, work.section);
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+    }
     work.dropout = dropout_work_of(p, nullptr);
     work.scale = (float)p.scale * work.dropout.scale, work.scale_log2 = (float)(p.scale * 1.4426950408889634);
 
@@ -832,8 +941,10 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     prepare.band = work.band, prepare.heads = work.heads, prepare.blocks_m = work.blocks_m;
     prepare.head_dim = (int)p.head_dim, prepare.value_dim = (int)p.value_dim;
     prepare.kept = work.dropout.scale > 0 ? 1.0f / work.dropout.scale : 0.0f;
-    const dim3 grid((unsigned int)blocks_m, (unsigned int)(p.batch * p.heads));
-    launch_dependent(attention_sm90_prepare_kernel<T, C::D / 8, C::M>, grid, dim3(256), 0, call.stream, prepare);
+    prepare.packed = work.packed;
+    const dim3 grid((unsigned int)blocks_m, (unsigned int)(batch * p.heads));
+    launch_dependent(attention_sm90_prepare_kernel<T, C::D / 8, C::M, C::PACKED>, grid, dim3(256), 0, call.stream,
+                     prepare);
 
     launch_dependent_clusters(attention_sm90_backward_kernel<C>, resident, C::THREADS, 1, C::SHARED_BYTES, call.stream,
                               map_query, map_key, map_value, map_grad, map_grad_query, map_grad_key, map_grad_value,
@@ -841,12 +952,12 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     return launch_status();
 }
 
-template <typename T, bool DROPS>
+template <typename T, bool DROPS, bool PACKED = false>
 static cuda_ops_status launch_backward_of(const AttentionCall &call, const Device &device)
 {
     if (attention_sm90_is_narrow(call.problem))
-        return launch_backward<BackwardTile<T, 64, 128, DROPS>>(call, device);
-    return launch_backward<BackwardTile<T, 128, 64, DROPS>>(call, device);
+        return launch_backward<BackwardTile<T, 64, 128, DROPS, PACKED>>(call, device);
+    return launch_backward<BackwardTile<T, 128, 64, DROPS, PACKED>>(call, device);
 }
 
 #endif

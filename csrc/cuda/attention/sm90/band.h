@@ -1,32 +1,25 @@
-// What attention's sm90 kernels share: which keys a query sees, as 32-bit numbers, and the layouts of a call's tensors.
+// What attention's sm90 kernels share: which keys a query sees, as 32-bit numbers, and what a persistent grid works at.
 #ifndef CUDA_OPS_ATTENTION_SM90_BAND_H
 #define CUDA_OPS_ATTENTION_SM90_BAND_H
 
 #include "attention/paths.h"
 #include "attention/sm90/order.h"
-#include "common/tensor_map.h"
 
 // Sizes are below 2^29 (attention_sm90_supports), so that sums of two such numbers and a tile are ints, and a bound
 // beyond all rows is as good as none.
 static constexpr int64_t BAND_LIMIT = (int64_t)1 << 29;
 
-static inline Band band_of(const cuda_ops_attention &p)
+CUDA_OPS_HOST_DEVICE Band band_of(const cuda_ops_attention_sequence &s)
 {
     const int64_t edge = BAND_LIMIT + 1024;
     int64_t low = -edge, high = edge;
-    if (p.window_left < CUDA_OPS_ATTENTION_UNBOUNDED)
-        low = p.diagonal - p.window_left;
-    if (p.window_right < CUDA_OPS_ATTENTION_UNBOUNDED)
-        high = p.diagonal + p.window_right;
+    if (s.window_left < CUDA_OPS_ATTENTION_UNBOUNDED)
+        low = s.diagonal - s.window_left;
+    if (s.window_right < CUDA_OPS_ATTENTION_UNBOUNDED)
+        high = s.diagonal + s.window_right;
     low = low < -edge ? -edge : low > edge ? edge : low;
     high = high < -edge ? -edge : high > edge ? edge : high;
-    return {(int)p.queries, (int)p.keys, (int)low, (int)high};
-}
-
-static inline HeadsLayout heads_layout(int64_t batch, int64_t heads, int64_t rows, int64_t elements,
-                                       const cuda_ops_attention_strides &strides)
-{
-    return {batch, heads, rows, elements, strides.batch, strides.head, strides.row};
+    return {(int)s.queries, (int)s.keys, (int)low, (int)high};
 }
 
 // What a persistent grid works at: `total` items in sections of `size` (the last may be shorter), which a block takes in
@@ -38,12 +31,24 @@ struct Schedule {
     int reversing;
 };
 
-static inline Schedule make_schedule(int64_t total, int64_t size, int64_t blocks, bool reversing)
+CUDA_OPS_HOST_DEVICE Schedule make_schedule(int64_t total, int64_t size, int64_t blocks, bool reversing)
 {
     return {(int)total, (int)size, (int)((size + blocks - 1) / blocks), reversing};
 }
 
-#if defined(__CUDACC__)
+// Keys or queries in blocks: `count` of them up to `last`.
+struct Blocks {
+    int last, count;
+};
+
+// Those of `size` keys that queries from `first` to `last` see.
+__device__ __forceinline__ Blocks blocks_of_keys(const Band &band, int first, int last, int size)
+{
+    const int low = max(first + band.low, 0), high = min(last + band.high, band.keys - 1);
+    const int last_block = high / size;
+    return {last_block, low <= high ? last_block - low / size + 1 : 0};
+}
+
 // The block's item of a round: its section and its number there. False: after the last one. rank < 0: none this round.
 __device__ __forceinline__ bool scheduled_item(const Schedule &schedule, int round, int &section, int &rank)
 {
@@ -58,6 +63,5 @@ __device__ __forceinline__ bool scheduled_item(const Schedule &schedule, int rou
         rank = -1;
     return true;
 }
-#endif
 
 #endif

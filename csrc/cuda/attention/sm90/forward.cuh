@@ -5,6 +5,8 @@
 
 #include "attention/dropout.cuh"
 #include "attention/sm90/band.h"
+#include "attention/sm90/maps.h"
+#include "attention/sm90/sequences.h"
 #include "attention/sm90/sm90.h"
 #include "common/common.cuh"
 #include "ptx/arithmetic.cuh"
@@ -14,22 +16,25 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/shared_memory.cuh"
-#include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
 // GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys.
-template <typename T_, int D_, int GROUPS_, int N_, bool DROPS_>
+template <typename T_, int D_, int GROUPS_, int N_, bool DROPS_, bool PACKED_>
 struct ForwardTile {
     typedef T_ T;
-    static constexpr bool DROPS = DROPS_;
-    static constexpr int D = D_, GROUPS = GROUPS_, N = N_, QUERY_STAGES = 2, KEY_STAGES = 2;
+    static constexpr bool DROPS = DROPS_, PACKED = PACKED_;
+    static constexpr int D = D_, GROUPS = GROUPS_, N = N_;
+    // Of short sequences a tile has one block of keys: two stages are too few to have the next ones on their way.
+    static constexpr int QUERY_STAGES = PACKED && D == 64 ? 3 : 2, KEY_STAGES = QUERY_STAGES;
     static constexpr int M = 64 * GROUPS, THREADS = (GROUPS + 1) * WARPGROUP;
     static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
     static constexpr int BOX_BYTES = 64 * SWIZZLE_ROW, COLUMN_BYTES = N * SWIZZLE_ROW; // of queries, of keys
     static constexpr int QUERY_BYTES = GROUPS * COLUMNS * BOX_BYTES, BLOCK_BYTES = COLUMNS * COLUMN_BYTES;
     static constexpr int KEYS_FROM = QUERY_STAGES * QUERY_BYTES, VALUES_FROM = KEYS_FROM + KEY_STAGES * BLOCK_BYTES;
     static constexpr int BARRIERS_FROM = VALUES_FROM + KEY_STAGES * BLOCK_BYTES;
-    static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 * QUERY_STAGES + 4 * KEY_STAGES) * 8 + SWIZZLE_ATOM;
+    static constexpr int TILE_BYTES = 48, TILES_FROM = BARRIERS_FROM + (2 * QUERY_STAGES + 4 * KEY_STAGES) * 8;
+    static constexpr int SHARED_BYTES = TILES_FROM + (PACKED ? QUERY_STAGES * TILE_BYTES : 0) + SWIZZLE_ATOM;
+    static_assert(TILES_FROM % 16 == 0, "read by 16 bytes");
     static constexpr int REGISTERS = GROUPS == 2 ? 232 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
     static_assert(GROUPS == 2 || GROUPS == 3, "what the registers are divided by");
     static_assert(N % 16 == 0 && BLOCK_BYTES % SWIZZLE_ATOM == 0, "whole products, aligned to the swizzle");
@@ -47,29 +52,68 @@ struct ForwardWork {
     Schedule schedule; // of tiles, in sections of so many heads
     float scale_log2;  // scale * log2(e)
     DropoutWork dropout;
+    PackedWork packed; // of packed sequences, which have no band, section or schedule of the whole call
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
 // The keys that a tile's queries see, in blocks of N: `count` of them up to `last`, which are walked downwards, so that
 // those that the diagonal and the end of the keys cut come first.
+template <bool PACKED>
 struct ForwardCoordinates {
     int first_row, head, batch, all_head;
     int last, count;
+    PackedSequence sequence; // where PACKED
+
+    __device__ __forceinline__ const Band &band(const ForwardWork &work) const
+    {
+        if constexpr (PACKED)
+            return sequence.band;
+        else
+            return work.band;
+    }
+    __device__ __forceinline__ RowsPlace<PACKED> queries() const
+    {
+        if constexpr (PACKED)
+            return {sequence.first_query, sequence.band.queries};
+        else
+            return {batch};
+    }
+    __device__ __forceinline__ RowsPlace<PACKED> keys() const
+    {
+        if constexpr (PACKED)
+            return {sequence.first_key, sequence.band.keys};
+        else
+            return {batch};
+    }
 };
 
 // The round-th tile of this block. The longest tiles of a section's heads come first; where all are as long, a head's
 // tiles follow each other.
 template <typename C>
-__device__ __forceinline__ bool forward_tile(ForwardCoordinates &tile, const ForwardWork &work, int round)
+__device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile, const ForwardWork &work, int round)
 {
     int section, rank;
-    if (!scheduled_item(work.schedule, round, section, rank))
+    if (!scheduled_item(C::PACKED ? work.packed.schedule->schedule : work.schedule, round, section, rank))
         return false;
+    if (C::PACKED)
+        tile = {}; // so that nothing of the one before is kept
     tile.count = -1;
     if (rank < 0)
         return true;
-    const int first_head = section * work.section, heads = min(work.section, work.all_heads - first_head);
+    const int of_section = C::PACKED ? work.packed.schedule->section : work.section;
+    const int first_head = section * of_section, heads = min(of_section, work.all_heads - first_head);
+    if constexpr (C::PACKED) {
+        const int place = rank / heads;
+        const PackedTile found = work.packed.tiles[place];
+        tile.sequence = work.packed.sequences[found.sequence];
+        tile.head = tile.all_head = first_head + rank - place * heads;
+        tile.first_row = found.number * C::M;
+        const int last_row = min(tile.first_row + C::M, tile.sequence.band.queries) - 1;
+        const Blocks keys = blocks_of_keys(tile.sequence.band, tile.first_row, last_row, C::N);
+        tile.last = keys.last, tile.count = keys.count;
+        return true;
+    }
     const int outer = rank / (work.longest_first ? heads : work.tiles_m);
     const int inner = rank - outer * (work.longest_first ? heads : work.tiles_m);
     tile.all_head = first_head + (work.longest_first ? inner : outer);
@@ -77,14 +121,13 @@ __device__ __forceinline__ bool forward_tile(ForwardCoordinates &tile, const For
     tile.head = tile.all_head - tile.batch * work.heads;
     tile.first_row = (work.longest_first ? work.tiles_m - 1 - outer : inner) * C::M;
     const int last_row = min(tile.first_row + C::M, work.band.queries) - 1;
-    const int low = max(tile.first_row + work.band.low, 0), high = min(last_row + work.band.high, work.band.keys - 1);
-    tile.last = high / C::N;
-    tile.count = low <= high ? tile.last - low / C::N + 1 : 0;
+    const Blocks keys = blocks_of_keys(work.band, tile.first_row, last_row, C::N);
+    tile.last = keys.last, tile.count = keys.count;
     return true;
 }
 
 struct ForwardShared {
-    uint32_t queries, keys, values;
+    uint32_t queries, keys, values, tiles;
     uint32_t query_full, query_empty, key_full, key_empty, value_full, value_empty;
 };
 
@@ -103,15 +146,43 @@ struct Ring {
 
 template <typename C>
 __device__ __forceinline__ void load_block(uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty,
-                                           Ring<C::KEY_STAGES> &ring, int row, int head, int batch)
+                                           Ring<C::KEY_STAGES> &ring, int row, int head,
+                                           const RowsPlace<C::PACKED> &place)
 {
     mbarrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
     mbarrier_arrive_expect_tx(full + 8 * ring.stage, C::BLOCK_BYTES);
 #pragma unroll
     for (int column = 0; column < C::COLUMNS; column++)
-        tma_load_4d(to + ring.stage * C::BLOCK_BYTES + column * C::COLUMN_BYTES, map, full + 8 * ring.stage,
-                    64 * column, row, head, batch);
+        load_rows(to + ring.stage * C::BLOCK_BYTES + column * C::COLUMN_BYTES, map, full + 8 * ring.stage, 64 * column,
+                  row, head, place);
     ring.advance();
+}
+
+// Packed sequences: a tile travels with its queries, so that the producer alone looks for it, ahead. count < 0: there
+// are no more. Consumers have no use for first_key.
+template <typename C>
+__device__ __forceinline__ void announce_tile(const ForwardCoordinates<true> &tile, const ForwardShared &s, int stage)
+{
+    const Band &band = tile.sequence.band;
+    const int words[9] = {tile.first_row, tile.head,    tile.last,
+                          tile.count,     band.queries, band.keys,
+                          band.low,       band.high,    tile.sequence.first_query};
+#pragma unroll
+    for (int i = 0; i < 9; i++)
+        st_shared(s.tiles + stage * C::TILE_BYTES + 4 * i, (uint32_t)words[i]);
+}
+template <typename C>
+__device__ __forceinline__ bool announced_tile(ForwardCoordinates<true> &tile, const ForwardShared &s, int stage)
+{
+    const uint32_t from = s.tiles + stage * C::TILE_BYTES;
+    uint32_t first_row, head, last, count, queries, keys, low, high, first_query;
+    ld_shared_v4(first_row, head, last, count, from);
+    ld_shared_v4(queries, keys, low, high, from + 16);
+    ld_shared(first_query, from + 32);
+    tile.first_row = (int)first_row, tile.head = (int)head, tile.last = (int)last, tile.count = (int)count;
+    tile.sequence.band = {(int)queries, (int)keys, (int)low, (int)high};
+    tile.sequence.first_query = (int)first_query;
+    return tile.count >= 0;
 }
 
 // The producer thread. A block's values are wanted one product of queries and keys later than its keys.
@@ -122,17 +193,19 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
 {
     Ring<C::QUERY_STAGES> query_ring = {0, 0};
     Ring<C::KEY_STAGES> key_ring = {0, 0}, value_ring = {0, 0};
-    ForwardCoordinates tile;
+    ForwardCoordinates<C::PACKED> tile;
     for (int round = 0; forward_tile<C>(tile, work, round); round++) {
         if (tile.count < 0)
             continue;
         mbarrier_wait(s.query_empty + 8 * query_ring.stage, query_ring.phase ^ 1);
+        if constexpr (C::PACKED)
+            announce_tile<C>(tile, s, query_ring.stage);
         if (tile.count > 0) {
             const uint32_t full = s.query_full + 8 * query_ring.stage;
             mbarrier_arrive_expect_tx(full, C::QUERY_BYTES);
             for (int box = 0; box < C::GROUPS * C::COLUMNS; box++)
-                tma_load_4d(s.queries + query_ring.stage * C::QUERY_BYTES + box * C::BOX_BYTES, map_query, full,
-                            box % C::COLUMNS * 64, tile.first_row + box / C::COLUMNS * 64, tile.head, tile.batch);
+                load_rows(s.queries + query_ring.stage * C::QUERY_BYTES + box * C::BOX_BYTES, map_query, full,
+                          box % C::COLUMNS * 64, tile.first_row + box / C::COLUMNS * 64, tile.head, tile.queries());
         } else {
             mbarrier_arrive(s.query_full + 8 * query_ring.stage);
         }
@@ -141,13 +214,20 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
         int row = tile.last * C::N;
 #pragma unroll 1
         for (int i = 0; i < tile.count; i++, row -= C::N) {
-            load_block<C>(s.keys, map_key, s.key_full, s.key_empty, key_ring, row, head, tile.batch);
+            load_block<C>(s.keys, map_key, s.key_full, s.key_empty, key_ring, row, head, tile.keys());
             if (i > 0)
                 load_block<C>(s.values, map_value, s.value_full, s.value_empty, value_ring, row + C::N, head,
-                              tile.batch);
+                              tile.keys());
         }
         if (tile.count > 0)
-            load_block<C>(s.values, map_value, s.value_full, s.value_empty, value_ring, row + C::N, head, tile.batch);
+            load_block<C>(s.values, map_value, s.value_full, s.value_empty, value_ring, row + C::N, head, tile.keys());
+    }
+    if constexpr (C::PACKED) {
+        tile = {};
+        tile.count = -1;
+        mbarrier_wait(s.query_empty + 8 * query_ring.stage, query_ring.phase ^ 1);
+        announce_tile<C>(tile, s, query_ring.stage);
+        mbarrier_arrive(s.query_full + 8 * query_ring.stage);
     }
 }
 
@@ -280,7 +360,7 @@ struct OwnBlocks {
 };
 
 template <typename C>
-__device__ __forceinline__ OwnBlocks own_blocks(const ForwardCoordinates &tile, const Band &band, int top)
+__device__ __forceinline__ OwnBlocks own_blocks(const ForwardCoordinates<C::PACKED> &tile, const Band &band, int top)
 {
     const int low = max(top + band.low, 0), high = min(min(top + 64, band.queries) - 1 + band.high, band.keys - 1);
     OwnBlocks own;
@@ -316,7 +396,7 @@ __device__ __forceinline__ void skip_values(const ForwardShared &s, Ring<C::KEY_
 // The output of a warpgroup's 64 queries takes their place, which it has read, and is copied out.
 template <typename C>
 __device__ __forceinline__ void store_output(const ForwardWork &work, const CUtensorMap *map_output,
-                                             const ForwardCoordinates &tile, const SoftmaxRows &rows,
+                                             const ForwardCoordinates<C::PACKED> &tile, const SoftmaxRows &rows,
                                              float (&o)[C::D / 2], uint32_t boxes, int group, int thread)
 {
     typedef typename C::T T;
@@ -333,8 +413,9 @@ __device__ __forceinline__ void store_output(const ForwardWork &work, const CUte
             if (j / 2 % 2 == r)
                 o[j] *= inverse;
         const int at = top + 16 * warp + lane / 4 + 8 * r;
-        if (lane % 4 == 0 && at < work.band.queries)
-            work.logsumexp[(int64_t)tile.all_head * work.band.queries + at] =
+        if (lane % 4 == 0 && at < tile.band(work).queries)
+            work.logsumexp[C::PACKED ? (int64_t)tile.head * work.packed.query_rows + tile.sequence.first_query + at
+                                     : (int64_t)tile.all_head * work.band.queries + at] =
                 sum == 0.0f ? -INFINITY
                             : (rows.reference[r] * work.scale_log2 + lg2_approx_ftz(sum)) * 0.69314718055994531f;
     }
@@ -351,7 +432,7 @@ __device__ __forceinline__ void store_output(const ForwardWork &work, const CUte
     if (thread == 0) {
 #pragma unroll
         for (int column = 0; column < C::COLUMNS; column++)
-            tma_store_4d(map_output, boxes + column * C::BOX_BYTES, 64 * column, top, tile.head, tile.batch);
+            store_rows(map_output, boxes + column * C::BOX_BYTES, 64 * column, top, tile.head, tile.queries());
         bulk_commit_group();
     }
 }
@@ -384,15 +465,24 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
     if (group == C::GROUPS - 1)
         pass_turn<C>(group);
 
-    ForwardCoordinates tile;
-    for (int round = 0; forward_tile<C>(tile, work, round); round++) {
+    const auto next_tile = [&](ForwardCoordinates<C::PACKED> &tile, int round) {
+        if constexpr (C::PACKED) {
+            mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
+            return announced_tile<C>(tile, s, query_ring.stage);
+        } else {
+            return forward_tile<C>(tile, work, round);
+        }
+    };
+    ForwardCoordinates<C::PACKED> tile;
+    for (int round = 0; next_tile(tile, round); round++) {
         if (tile.count < 0)
             continue;
         const int top = tile.first_row + 64 * group;
-        const OwnBlocks own = own_blocks<C>(tile, work.band, top);
+        const Band &band = tile.band(work);
+        const OwnBlocks own = own_blocks<C>(tile, band, top);
         const auto mask_block = [&](int key) {
-            if (key + C::N - 1 > min(top + work.band.high, work.band.keys - 1) || key < top + 63 + work.band.low)
-                mask_scores<C::N>(scores, work.band, tile.first_row + my_row, key + lane % 4 * 2);
+            if (key + C::N - 1 > min(top + band.high, band.keys - 1) || key < top + 63 + band.low)
+                mask_scores<C::N>(scores, band, tile.first_row + my_row, key + lane % 4 * 2);
         };
         const uint32_t dropout_row =
             (uint32_t)cuda_ops_attention_dropout_row(tile.all_head, work.band.queries, top + thread / WARP_SIZE * 16);
@@ -405,7 +495,8 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
 #pragma unroll
         for (int i = 0; i < C::D / 2; i++)
             o[i] = 0;
-        mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
+        if (!C::PACKED)
+            mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
         if (own.count > 0) {
             for (int i = 0; i < own.before; i++)
                 skip_keys<C>(s, key_ring, group, thread);
@@ -498,6 +589,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     s.query_full = first + C::BARRIERS_FROM, s.query_empty = s.query_full + 8 * C::QUERY_STAGES;
     s.key_full = s.query_empty + 8 * C::QUERY_STAGES, s.key_empty = s.key_full + 8 * C::KEY_STAGES;
     s.value_full = s.key_empty + 8 * C::KEY_STAGES, s.value_empty = s.value_full + 8 * C::KEY_STAGES;
+    s.tiles = first + C::TILES_FROM;
     if (threadIdx.x == 0) {
         prefetch_tensormap(&map_query);
         prefetch_tensormap(&map_key);
@@ -534,49 +626,64 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 #endif
 }
 
+// Heads whose keys and values, so many rows, are in the L2 at once; these are walked together.
+static inline int64_t heads_at_once(const cuda_ops_attention &p, int64_t rows)
+{
+    return ((int64_t)32 << 20) / (rows * (p.head_dim + p.value_dim) * 2) * (p.heads / p.key_heads);
+}
+
 template <typename C>
 static cuda_ops_status launch_forward(const AttentionCall &call, const Device &device)
 {
     const cuda_ops_attention &p = call.problem;
+    const auto make = make_rows_map<C::PACKED>;
     CUtensorMap map_query, map_key, map_value, map_output;
-    if (!make_heads_map(&map_query, call.query, call.dtype,
-                        heads_layout(p.batch, p.heads, p.queries, p.head_dim, p.query), 64) ||
-        !make_heads_map(&map_key, call.key, call.dtype, heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.key),
-                        C::N) ||
-        !make_heads_map(&map_value, call.value, call.dtype,
-                        heads_layout(p.batch, p.key_heads, p.keys, p.value_dim, p.value), C::N) ||
-        !make_heads_map(&map_output, call.output, call.dtype,
-                        heads_layout(p.batch, p.heads, p.queries, p.value_dim, p.output), 64))
+    if (!make(&map_query, call.query, call.dtype, query_layout(p, p.head_dim, p.query), 64) ||
+        !make(&map_key, call.key, call.dtype, key_layout(p, p.head_dim, p.key), C::N) ||
+        !make(&map_value, call.value, call.dtype, key_layout(p, p.value_dim, p.value), C::N) ||
+        !make(&map_output, call.output, call.dtype, query_layout(p, p.value_dim, p.output), 64))
         return CUDA_OPS_INVALID_ARGUMENT;
     ForwardWork work = {};
     work.logsumexp = (float *)call.logsumexp;
-    work.band = band_of(p);
     work.heads = (int)p.heads, work.group = (int)(p.heads / p.key_heads);
+    work.scale_log2 = (float)(p.scale * 1.4426950408889634);
+    const auto kernel = attention_sm90_forward_kernel<C>;
+    if constexpr (C::PACKED) {
+        work.all_heads = work.heads;
+        work.packed = attention_sm90_sequences_at(call.workspace, call);
+        const int64_t most = packed_blocks(p.sequences.query_rows, p.batch, C::M) * p.heads;
+        const int64_t blocks = most < device.multiprocessors ? most : device.multiprocessors;
+        const int64_t section = heads_at_once(p, p.sequences.key_rows);
+        const cuda_ops_status status = attention_sm90_sequences(work.packed, call, C::M, blocks, section);
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+        launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
+                                  map_value, map_output, work);
+        return launch_status();
+    }
+    work.band = band_of(cuda_ops_attention_only_sequence(&p));
     work.tiles_m = (int)ceil_div(p.queries, C::M);
     work.all_heads = (int)(p.batch * p.heads);
     const int64_t total = (int64_t)work.tiles_m * work.all_heads;
     const int64_t blocks = total < device.multiprocessors ? total : device.multiprocessors;
     work.longest_first = work.band.high < work.band.keys - 1;
-    // As many heads are walked together as have keys and values in the L2 at once, but at least a tile for every block.
-    const int64_t head_bytes = p.keys * (p.head_dim + p.value_dim) * 2, l2 = (int64_t)32 << 20;
-    int64_t section = l2 / head_bytes * work.group, least = ceil_div(blocks, work.tiles_m);
+    // At least a tile for every block.
+    int64_t section = heads_at_once(p, p.keys), least = ceil_div(blocks, work.tiles_m);
     section = !work.longest_first || section > work.all_heads ? work.all_heads : section > least ? section : least;
     work.section = (int)section;
     work.schedule = make_schedule(total, section * work.tiles_m, blocks, work.longest_first);
-    work.scale_log2 = (float)(p.scale * 1.4426950408889634);
     work.dropout = dropout_work_of(p, call.state);
-    const auto kernel = attention_sm90_forward_kernel<C>;
     launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
                               map_value, map_output, work);
     return launch_status();
 }
 
-template <typename T, bool DROPS>
+template <typename T, bool DROPS, bool PACKED = false>
 static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
 {
     if (attention_sm90_is_narrow(call.problem))
-        return launch_forward<ForwardTile<T, 64, 3, 128, DROPS>>(call, device);
-    return launch_forward<ForwardTile<T, 128, 2, 128, DROPS>>(call, device);
+        return launch_forward<ForwardTile<T, 64, 3, 128, DROPS, PACKED>>(call, device);
+    return launch_forward<ForwardTile<T, 128, 2, 128, DROPS, PACKED>>(call, device);
 }
 
 #endif

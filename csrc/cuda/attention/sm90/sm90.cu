@@ -5,16 +5,9 @@
 #include <math.h>
 
 #include "attention/sm90/band.h"
-#include "common/aligned_vector.cuh"
+#include "attention/sm90/maps.h"
+#include "attention/sm90/sequences.h"
 #include "common/common.cuh"
-
-#if defined(CUDA_OPS_SM90A)
-static bool strides_fit(const cuda_ops_attention_strides &strides, int64_t batch, int64_t heads, int64_t rows,
-                        int64_t elements, const void *tensor)
-{
-    return heads_map_possible(heads_layout(batch, heads, rows, elements, strides), tensor);
-}
-#endif
 
 Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
 {
@@ -35,21 +28,26 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
         return no("takes positive scales alone");
     if (p.batch == 0 || p.heads == 0 || p.key_heads == 0 || p.queries == 0 || p.keys == 0)
         return no("has no tile without queries and keys");
-    if (p.queries >= BAND_LIMIT || p.keys >= BAND_LIMIT || p.batch > 65535 / p.heads ||
-        p.batch * p.heads * ceil_div(p.queries, 64) > INT32_MAX / 2 ||
-        p.batch * p.key_heads * ceil_div(p.keys, 64) > INT32_MAX / 2)
+    const cuda_ops_attention_sequences &q = p.sequences;
+    const bool packed = q.query_starts;
+    if (packed ? q.query_rows >= BAND_LIMIT || q.key_rows >= BAND_LIMIT || p.batch >= BAND_LIMIT || p.heads > 65535 ||
+                     p.heads * packed_blocks(q.query_rows, p.batch, 64) > INT32_MAX / 2 ||
+                     p.key_heads * packed_blocks(q.key_rows, p.batch, 64) > INT32_MAX / 2
+               : p.queries >= BAND_LIMIT || p.keys >= BAND_LIMIT || p.batch > 65535 / p.heads ||
+                     p.batch * p.heads * ceil_div(p.queries, 64) > INT32_MAX / 2 ||
+                     p.batch * p.key_heads * ceil_div(p.keys, 64) > INT32_MAX / 2)
         return no("numbers its tiles by 31 bits");
     if (p.dropout != 0 && p.batch * p.heads * ceil_div(p.queries, 16) > UINT32_MAX / 32)
         return no("numbers dropout's blocks by 32 bits");
-    const bool forward_fits = strides_fit(p.query, p.batch, p.heads, p.queries, p.head_dim, call.query) &&
-                              strides_fit(p.key, p.batch, p.key_heads, p.keys, p.head_dim, call.key) &&
-                              strides_fit(p.value, p.batch, p.key_heads, p.keys, p.value_dim, call.value) &&
-                              strides_fit(p.output, p.batch, p.heads, p.queries, p.value_dim, call.output);
-    const bool backward_fits =
-        !call.backward || (strides_fit(p.grad_output, p.batch, p.heads, p.queries, p.value_dim, call.grad_output) &&
-                           strides_fit(p.grad_query, p.batch, p.heads, p.queries, p.head_dim, call.grad_query) &&
-                           strides_fit(p.grad_key, p.batch, p.key_heads, p.keys, p.head_dim, call.grad_key) &&
-                           strides_fit(p.grad_value, p.batch, p.key_heads, p.keys, p.value_dim, call.grad_value));
+    const auto fits = packed ? packed_map_possible : heads_map_possible;
+    const bool forward_fits = fits(query_layout(p, p.head_dim, p.query), call.query) &&
+                              fits(key_layout(p, p.head_dim, p.key), call.key) &&
+                              fits(key_layout(p, p.value_dim, p.value), call.value) &&
+                              fits(query_layout(p, p.value_dim, p.output), call.output);
+    const bool backward_fits = !call.backward || (fits(query_layout(p, p.value_dim, p.grad_output), call.grad_output) &&
+                                                  fits(query_layout(p, p.head_dim, p.grad_query), call.grad_query) &&
+                                                  fits(key_layout(p, p.head_dim, p.grad_key), call.grad_key) &&
+                                                  fits(key_layout(p, p.value_dim, p.grad_value), call.grad_value));
     return forward_fits && backward_fits
                ? YES
                : no("a tensor has no TMA descriptor: rows, strides or addresses that are no multiples of 16 bytes");
@@ -59,21 +57,38 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
 #endif
 }
 
-// Backward's, of each block of queries: sums of gradients, logsumexp and delta, and whose turn it is; and a counter.
+int64_t attention_sm90_query_blocks(const cuda_ops_attention &p)
+{
+    const int64_t size = attention_sm90_queries(attention_sm90_is_narrow(p));
+    return p.heads * (p.sequences.query_starts ? packed_blocks(p.sequences.query_rows, p.batch, size)
+                                               : p.batch * ceil_div(p.queries, size));
+}
+
+int64_t attention_sm90_backward_bytes(const cuda_ops_attention &p)
+{
+    const bool narrow = attention_sm90_is_narrow(p);
+    const int64_t queries = attention_sm90_queries(narrow), elements = narrow ? 64 : 128;
+    return (attention_sm90_query_blocks(p) * (4 * queries * (elements + 2) + 4) + 4 + 15) / 16 * 16;
+}
+
 int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device)
 {
     (void)device;
-    if (!call.backward)
-        return 0;
     const cuda_ops_attention &p = call.problem;
-    const bool narrow = attention_sm90_is_narrow(p);
-    const int64_t queries = attention_sm90_queries(narrow), elements = narrow ? 64 : 128;
-    return p.batch * p.heads * ceil_div(p.queries, queries) * (4 * queries * (elements + 2) + 4) + 4;
+    return (call.backward ? attention_sm90_backward_bytes(p) : 0) +
+           (p.sequences.query_starts ? attention_sm90_sequences_bytes(call) : 0);
 }
 
 cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device)
 {
     const bool is_bfloat16 = call.dtype == CUDA_OPS_BFLOAT16;
+    if (call.problem.sequences.query_starts) {
+        if (call.backward)
+            return is_bfloat16 ? attention_sm90_backward_packed_bfloat16(call, device)
+                               : attention_sm90_backward_packed_float16(call, device);
+        return is_bfloat16 ? attention_sm90_forward_packed_bfloat16(call, device)
+                           : attention_sm90_forward_packed_float16(call, device);
+    }
     if (call.problem.dropout != 0) {
         if (call.backward)
             return is_bfloat16 ? attention_sm90_backward_dropout_bfloat16(call, device)

@@ -17,6 +17,11 @@ cuda_ops_status attention_sm90_forward_dropout_bfloat16(const AttentionCall &cal
 cuda_ops_status attention_sm90_forward_dropout_float16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_backward_dropout_bfloat16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_backward_dropout_float16(const AttentionCall &call, const Device &device);
+// Of packed sequences.
+cuda_ops_status attention_sm90_forward_packed_bfloat16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_forward_packed_float16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_backward_packed_bfloat16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_backward_packed_float16(const AttentionCall &call, const Device &device);
 
 // Rows of up to 64 elements take the tiles for 64, longer ones those for 128; the rest is zeros.
 static inline bool attention_sm90_is_narrow(const cuda_ops_attention &problem)
@@ -29,5 +34,11 @@ static constexpr int attention_sm90_queries(bool narrow)
 {
     return narrow ? 128 : 64;
 }
+
+// Those blocks of all heads.
+int64_t attention_sm90_query_blocks(const cuda_ops_attention &problem);
+// What backward's kernels have of each of them: sums of gradients, logsumexp and delta, and whose turn it is; and a
+// counter. Rounded up to 16 bytes.
+int64_t attention_sm90_backward_bytes(const cuda_ops_attention &problem);
 
 #endif
