@@ -16,6 +16,10 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &)
         fail("the path looks at the diagonal alone");
     return no("is not emulated");
 }
+Answer attention_sm90_is_fast(const AttentionCall &, const Device &)
+{
+    return YES;
+}
 int64_t attention_sm90_workspace(const AttentionCall &, const Device &)
 {
     return 0;

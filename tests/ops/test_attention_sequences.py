@@ -111,6 +111,29 @@ def test_a_neighbour_without_finite_values_changes_no_bit(device_dtype, head_dim
             assert torch.equal(then[~bad], now[~bad])
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_long_sequence_among_short_ones(head_dim, causal):
+    """Its blocks of keys add to the queries' gradients in turns: right, and the same bits each time."""
+    lengths = [*[100] * 20, 3000, *[100] * 20, 1]
+    starts = starts_of(lengths, "cuda")
+    shapes = [(sum(lengths), heads, head_dim) for heads in (4, 2, 2, 4)]
+    *tensors, grad = (torch.randn(*shape, device="cuda").bfloat16() for shape in shapes)
+    copies = [t.double().requires_grad_() for t in tensors]
+    tensors = [t.requires_grad_() for t in tensors]
+    found = packed_results(tensors, grad, starts, 3000, causal=causal)
+    parts = [[t.transpose(0, 1).unsqueeze(0) for t in copy.split(lengths)] for copy in copies]
+    outputs = [flash_attention(*part, causal=causal).squeeze(0).transpose(0, 1) for part in zip(*parts, strict=True)]
+    output = torch.cat(outputs)
+    expected = [output.detach(), *torch.autograd.grad(output, copies, grad.double())]
+    for actual, exact in zip([found[0], *found[2:]], expected, strict=True):
+        assert (actual - exact).norm() <= 6e-3 * exact.norm()
+    for _ in range(20):
+        for first, again in zip(found, packed_results(tensors, grad, starts, 3000, causal=causal), strict=True):
+            assert torch.equal(first, again)
+
+
 def test_more_sequences_than_threads_look_for_their_tiles(device_dtype):
     """2500 sequences, a long one among them: those of a few are what they are by themselves."""
     device, dtype = device_dtype
@@ -344,6 +367,18 @@ def test_packed_sequences_take_hoppers_path(capability, options, path):
         flash_attention_varlen, query, key, key, starts, starts, 4096, 4096, capability=capability, **options
     )
     assert [product.chosen.name for product in explanation.products] == [path, path]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gradients_of_short_packed_sequences_take_the_mma_path(head_dim):
+    if not _library.has_cuda():
+        pytest.skip("needs a build with CUDA, whose tables these are")
+    rows = torch.empty(5000, 8, head_dim, device="meta", dtype=torch.bfloat16)
+    starts = torch.empty(101, dtype=torch.int32, device="meta")
+    explanation = cuda_ops.explain(
+        flash_attention_varlen, rows, rows, rows, starts, starts, 4096, 4096, capability="9.0"
+    )
+    assert [product.chosen.name for product in explanation.products] == ["sm90", "mma"]
 
 
 @pytest.mark.parametrize("queries, path", [(1, "decode"), (16, "decode"), (17, "mma")])

@@ -36,7 +36,7 @@ static PathTable<AttentionCall, 4> table = {
      {"sm90", "attention/sm90/sm90.cu",
       "attention_sm90_sequences_kernel attention_sm90_forward_kernel attention_sm90_prepare_kernel "
       "attention_sm90_backward_kernel",
-      sm90_supports, nullptr, attention_sm90_workspace, attention_sm90},
+      sm90_supports, attention_sm90_is_fast, attention_sm90_workspace, attention_sm90},
      {"mma", "attention/mma/mma.cu",
       "attention_mma_forward_kernel attention_mma_remainder_kernel attention_mma_grad_query_kernel "
       "attention_mma_grad_key_value_kernel",
