@@ -20,8 +20,8 @@ Stages are processes of their own, which share no communicator: one process; N b
 DistributedDataParallel without graphs. Each has --limit seconds, and all of them --within. One that fails or takes
 longer is ended and named as a problem, and what it had found until then counts; a process that stands still says where
 before. Results go to <out>/<gpu>-xN/scaling.json and .md, and scaling_timeline.csv and .png, anew after each stage.
-With fewer than two GPUs it runs two processes over gloo on the CPU, and says so: that tests the same code, but for
-graphs, and measures nothing of NCCL.
+With fewer than two GPUs it stops, unless --device cpu asks for two processes over gloo on the CPU: that tests the same
+code, but for graphs, and measures nothing of NCCL.
 
 exit status: 0; 1 losses, gradients or weights are not what they should be, or a stage has failed; 2 it cannot run
 """
@@ -706,15 +706,15 @@ def timeline_png(lines: dict[str, list]) -> bytes:
 
 
 def run(arguments) -> int:
-    gpus = torch.cuda.device_count() if arguments.device != "cpu" else 0
-    note = None
-    if gpus < 2:
-        device, size = "cpu", arguments.processes or 2
-        if arguments.device != "cpu":
-            here = "one GPU, which NCCL gives to one process alone" if gpus else "no GPU"
-            note = f"This machine has {here}: measured are {size} processes over gloo on the CPU, nothing of NCCL."
+    device, gpus, note = arguments.device or "cuda", torch.cuda.device_count(), None
+    if device == "cpu":
+        size = arguments.processes or 2
+        note = f"Measured are {size} processes over gloo on the CPU, nothing of NCCL."
+    elif gpus < 2:
+        here = "one GPU, which NCCL gives to one process alone" if gpus else "no GPU"
+        raise ValueError(f"--device cuda: this machine has {here}; --device cpu has processes over gloo on the CPU")
     else:
-        device, size = "cuda", arguments.processes or gpus
+        size = arguments.processes or gpus
         if size > gpus:
             raise ValueError(f"--processes {size}: there are {gpus} GPUs, and each process takes one")
     if size < 2:
@@ -777,7 +777,7 @@ def write(found: dict, out: Path):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, metavar="N", help="default: one for each GPU, 2 on the CPU")
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda with two GPUs or more")
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda, which takes two GPUs or more")
     parser.add_argument("--model", choices=list(RECIPES), help="default: gpt2-124m on GPUs, cpu-char on the CPU")
     parser.add_argument("--batch", type=int, metavar="N", help="sequences of one process (default: the model's)")
     parser.add_argument("--quick", action="store_true", help="few samples")

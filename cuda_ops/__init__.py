@@ -33,7 +33,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; "as" makes it public to
 else:
     if _library.problem is None:
         try:
-            from . import functional, nn, optim
+            from . import _flops, functional, nn, optim
+
+            _flops.register_with_counter()
         except (RuntimeError, AttributeError) as error:
             if not _library.lacks_an_op(error):
                 raise

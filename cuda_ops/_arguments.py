@@ -8,15 +8,15 @@ from torch import Tensor
 
 
 def check_tensors(op: str, **tensors):
-    """Raises unless all are tensors."""
+    """Raises unless all are tensors, or what stands for them while torch.fx traces symbolically."""
     for name, value in tensors.items():
-        if not isinstance(value, Tensor):
+        if not isinstance(value, (Tensor, torch.fx.Proxy)):
             raise TypeError(f"{op}: expected {name} to be a Tensor, got {type(value).__name__}")
 
 
 def check_tensors_or_none(op: str, **tensors):
     for name, value in tensors.items():
-        if value is not None and not isinstance(value, Tensor):
+        if value is not None and not isinstance(value, (Tensor, torch.fx.Proxy)):
             raise TypeError(f"{op}: expected {name} to be a Tensor or None, got {type(value).__name__}")
 
 

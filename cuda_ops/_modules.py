@@ -58,3 +58,20 @@ def unlike(module, types: tuple[type, ...]) -> str | None:
     if not has_plain_parameters(module):
         return "has parameters of a class of their own"
     return None
+
+
+def as_node(module, args, kwargs):
+    """The call of a layer as one node of the graph that torch.fx.symbolic_trace is making, as a call of torch.nn's is,
+    which it knows by the name of their Python module. None where nothing is traced."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.fx.Proxy):
+            return value.tracer.create_proxy("call_module", value.tracer.path_of_module(module), args, kwargs)
+    return None
+
+
+def refuse_to_be_scripted(module):
+    """As __prepare_scriptable__, which torch.jit.script asks before it reads a forward."""
+    raise NotImplementedError(
+        f"cuda_ops.nn.{type(module).__name__}: torch.jit.script is not supported, which compiles Python's text: use "
+        "torch.compile, torch.export or torch.jit.trace, or script the model with PyTorch's layers (cuda_ops.revert)"
+    )

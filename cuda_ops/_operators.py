@@ -51,6 +51,8 @@ def _checked(op, argument, kind, size, value):
         if value is None:
             return None
     if kind == "Tensor":
+        if isinstance(value, torch.fx.Proxy):  # symbolic_trace makes a node of the op
+            return value
         if not isinstance(value, Tensor):
             expected = "a Tensor or None" if is_optional else "a Tensor"
             raise TypeError(f"{op}: expected {argument} to be {expected}, got {type(value).__name__}")

@@ -11,6 +11,7 @@ import torch.nn
 from . import functional as functional
 from . import nn_init as init
 from . import nn_utils as utils
+from ._modules import refuse_to_be_scripted
 from ._superset import superset
 from .ops.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from .ops.adaptive_max_pool2d import AdaptiveMaxPool2d
@@ -128,3 +129,6 @@ if TYPE_CHECKING:  # type checkers see torch.nn's other names here; the first on
 
 else:
     native_names, __getattr__, __dir__ = superset(globals(), torch.nn)
+    for _name in __all__:
+        if isinstance(globals()[_name], type):
+            globals()[_name].__prepare_scriptable__ = refuse_to_be_scripted

@@ -754,6 +754,19 @@ def test_scaling_writes_after_each_stage_and_names_what_failed(tmp_path, monkeyp
     assert "--limit 0.5: expected at least a second" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+@pytest.mark.parametrize("asked", [[], ["--device", "cuda"]])
+def test_scaling_takes_the_cpu_only_where_it_is_asked_to(gpus, asked, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(scaling, "start", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *asked, "--out", str(tmp_path)])
+    assert scaling.main() == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert f"this machine has {'one GPU, which' if gpus else 'no GPU; --device cpu has'}" in found.err
+
+
 def test_a_process_of_scaling_that_stands_still_says_where(capfd):
     now = time.time()
     plan = {"began": now - 2, "name": "ddp", "stage": {"limit": 60.0, "ends": now + 5.5}}

@@ -265,9 +265,8 @@ def test_a_saved_input_that_changes_is_noticed(name, images):
         output.sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
 def test_transforms_of_a_fused_op():
-    """vmap runs slice after slice, gradients of it included; forward mode meets what it fuses."""
+    """vmap, gradients of it included; forward mode meets what it fuses."""
     x, weight = torch.randn(2, 3, 4, requires_grad=True), torch.randn(5, 4)
     results = []
     for function in (F.linear_relu, lambda x, weight: torch.relu(x @ weight.T)):

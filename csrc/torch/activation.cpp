@@ -19,6 +19,7 @@
 #include "checks.h"
 #include "empty.h"
 #include "halves.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -318,7 +319,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("gelu_backward_input(Tensor grad, Tensor grad_output, Tensor input, str approximate) -> Tensor",
                 backward_saved<gelu_second, std::string_view>);
     CUDA_OPS_IMPLEMENT(library, "gelu_forward", Gelu::forward);
+    CUDA_OPS_VMAP(library, "gelu_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "gelu_backward", Gelu::backward);
+    CUDA_OPS_VMAP(library, "gelu_backward", "grad_output, input");
     FORWARD_DERIVATIVES(library, "gelu", "input", ", approximate");
     BACKWARD_DERIVATIVES(library, "gelu_backward", "input", ", approximate");
 }
@@ -333,9 +336,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("silu_backward_input(Tensor grad, Tensor grad_output, Tensor input) -> Tensor",
                 backward_saved<silu_second>);
     CUDA_OPS_IMPLEMENT(library, "silu_forward", Silu::forward);
+    CUDA_OPS_VMAP(library, "silu_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "silu_inplace", Silu::inplace);
+    CUDA_OPS_VMAP(library, "silu_inplace", "input");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "silu_inplace");
     CUDA_OPS_IMPLEMENT(library, "silu_backward", Silu::backward);
+    CUDA_OPS_VMAP(library, "silu_backward", "grad_output, input");
     FORWARD_DERIVATIVES(library, "silu", "input", "");
     CUDA_OPS_DERIVATIVES(library, "silu_inplace", {"input: silu_backward(grad_output, input)"});
     BACKWARD_DERIVATIVES(library, "silu_backward", "input", "");
@@ -350,7 +356,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("sigmoid_backward_output(Tensor grad, Tensor grad_output, Tensor output) -> Tensor",
                 backward_saved<sigmoid_second>);
     CUDA_OPS_IMPLEMENT(library, "sigmoid_forward", Sigmoid::forward);
+    CUDA_OPS_VMAP(library, "sigmoid_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "sigmoid_backward", Sigmoid::backward_by_output);
+    CUDA_OPS_VMAP(library, "sigmoid_backward", "grad_output, output");
     FORWARD_DERIVATIVES(library, "sigmoid", "output", "");
     BACKWARD_DERIVATIVES(library, "sigmoid_backward", "output", "");
 }
@@ -364,7 +372,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("tanh_backward_output(Tensor grad, Tensor grad_output, Tensor output) -> Tensor",
                 backward_saved<tanh_second>);
     CUDA_OPS_IMPLEMENT(library, "tanh_forward", Tanh::forward);
+    CUDA_OPS_VMAP(library, "tanh_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "tanh_backward", Tanh::backward_by_output);
+    CUDA_OPS_VMAP(library, "tanh_backward", "grad_output, output");
     FORWARD_DERIVATIVES(library, "tanh", "output", "");
     BACKWARD_DERIVATIVES(library, "tanh_backward", "output", "");
 }
@@ -382,11 +392,15 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("elu_inplace_backward_output(Tensor grad, Tensor grad_output, Tensor output, float alpha) -> Tensor",
                 backward_saved<elu_second_of_output, double>);
     CUDA_OPS_IMPLEMENT(library, "elu_forward", Elu::forward);
+    CUDA_OPS_VMAP(library, "elu_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "elu_inplace", Elu::inplace);
+    CUDA_OPS_VMAP(library, "elu_inplace", "input");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "elu_inplace");
     CUDA_OPS_IMPLEMENT(library, "elu_backward", Elu::backward);
+    CUDA_OPS_VMAP(library, "elu_backward", "grad_output, input");
     typedef Ops<elu_of_output, double> EluOfOutput;
     CUDA_OPS_IMPLEMENT(library, "elu_inplace_backward", EluOfOutput::backward_by_output);
+    CUDA_OPS_VMAP(library, "elu_inplace_backward", "grad_output, output");
     FORWARD_DERIVATIVES(library, "elu", "input", ", alpha");
     CUDA_OPS_DERIVATIVES(library, "elu_inplace", {"input: elu_inplace_backward(grad_output, output, alpha)"});
     BACKWARD_DERIVATIVES(library, "elu_backward", "input", ", alpha");
@@ -403,11 +417,15 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def(
         "leaky_relu_inplace_backward(Tensor grad_output, Tensor output, float negative_slope) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "leaky_relu_forward", LeakyRelu::forward);
+    CUDA_OPS_VMAP(library, "leaky_relu_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "leaky_relu_inplace", LeakyRelu::inplace);
+    CUDA_OPS_VMAP(library, "leaky_relu_inplace", "input");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "leaky_relu_inplace");
     CUDA_OPS_IMPLEMENT(library, "leaky_relu_backward", LeakyRelu::backward);
+    CUDA_OPS_VMAP(library, "leaky_relu_backward", "grad_output, input");
     typedef Ops<leaky_relu_of_output, double> LeakyReluOfOutput;
     CUDA_OPS_IMPLEMENT(library, "leaky_relu_inplace_backward", LeakyReluOfOutput::backward_by_output);
+    CUDA_OPS_VMAP(library, "leaky_relu_inplace_backward", "grad_output, output");
     FORWARD_DERIVATIVES(library, "leaky_relu", "input", ", negative_slope");
     CUDA_OPS_DERIVATIVES(library, "leaky_relu_inplace",
                          {"input: leaky_relu_inplace_backward(grad_output, output, negative_slope)"});
@@ -426,7 +444,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
         "softplus_backward_input(Tensor grad, Tensor grad_output, Tensor input, float beta, float threshold) -> Tensor",
         backward_saved<softplus_second, double, double>);
     CUDA_OPS_IMPLEMENT(library, "softplus_forward", Softplus::forward);
+    CUDA_OPS_VMAP(library, "softplus_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "softplus_backward", Softplus::backward);
+    CUDA_OPS_VMAP(library, "softplus_backward", "grad_output, input");
     CUDA_OPS_AUTOCAST(library, "softplus_forward", FLOAT32_ON_CUDA);
     FORWARD_DERIVATIVES(library, "softplus", "input", ", beta, threshold");
     BACKWARD_DERIVATIVES(library, "softplus_backward", "input", ", beta, threshold");
@@ -441,9 +461,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def(
         "hardtanh_backward(Tensor grad_output, Tensor output, float min_val, float max_val) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "hardtanh_forward", Hardtanh::forward);
+    CUDA_OPS_VMAP(library, "hardtanh_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "hardtanh_inplace", Hardtanh::inplace);
+    CUDA_OPS_VMAP(library, "hardtanh_inplace", "input");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "hardtanh_inplace");
     CUDA_OPS_IMPLEMENT(library, "hardtanh_backward", Hardtanh::backward_by_output);
+    CUDA_OPS_VMAP(library, "hardtanh_backward", "grad_output, output");
     FORWARD_DERIVATIVES(library, "hardtanh", "output", ", min_val, max_val");
     CUDA_OPS_DERIVATIVES(library, "hardtanh_inplace",
                          {"input: hardtanh_backward(grad_output, output, min_val, max_val)"});
@@ -458,9 +481,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("relu6_inplace(Tensor(a!) input) -> ()");
     library.def("relu6_backward(Tensor grad_output, Tensor output) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "relu6_forward", Relu6::forward);
+    CUDA_OPS_VMAP(library, "relu6_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "relu6_inplace", Relu6::inplace);
+    CUDA_OPS_VMAP(library, "relu6_inplace", "input");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "relu6_inplace");
     CUDA_OPS_IMPLEMENT(library, "relu6_backward", Relu6::backward_by_output);
+    CUDA_OPS_VMAP(library, "relu6_backward", "grad_output, output");
     FORWARD_DERIVATIVES(library, "relu6", "output", "");
     CUDA_OPS_DERIVATIVES(library, "relu6_inplace", {"input: relu6_backward(grad_output, output)"});
     LINEAR_BACKWARD(library, "relu6_backward", "output", "");
@@ -474,9 +500,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("hardsigmoid_inplace(Tensor(a!) input) -> ()");
     library.def("hardsigmoid_backward(Tensor grad_output, Tensor input) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "hardsigmoid_forward", Hardsigmoid::forward);
+    CUDA_OPS_VMAP(library, "hardsigmoid_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "hardsigmoid_inplace", Hardsigmoid::inplace);
+    CUDA_OPS_VMAP(library, "hardsigmoid_inplace", "input");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "hardsigmoid_inplace");
     CUDA_OPS_IMPLEMENT(library, "hardsigmoid_backward", Hardsigmoid::backward);
+    CUDA_OPS_VMAP(library, "hardsigmoid_backward", "grad_output, input");
     FORWARD_DERIVATIVES(library, "hardsigmoid", "input", "");
     CUDA_OPS_DERIVATIVES(library, "hardsigmoid_inplace", {"input: hardsigmoid_backward(grad_output, input)"});
     LINEAR_BACKWARD(library, "hardsigmoid_backward", "input", "");
@@ -492,9 +521,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("hardswish_backward_input(Tensor grad, Tensor grad_output, Tensor input) -> Tensor",
                 backward_saved<hardswish_second>);
     CUDA_OPS_IMPLEMENT(library, "hardswish_forward", Hardswish::forward);
+    CUDA_OPS_VMAP(library, "hardswish_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "hardswish_inplace", Hardswish::inplace);
+    CUDA_OPS_VMAP(library, "hardswish_inplace", "input");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "hardswish_inplace");
     CUDA_OPS_IMPLEMENT(library, "hardswish_backward", Hardswish::backward);
+    CUDA_OPS_VMAP(library, "hardswish_backward", "grad_output, input");
     FORWARD_DERIVATIVES(library, "hardswish", "input", "");
     CUDA_OPS_DERIVATIVES(library, "hardswish_inplace", {"input: hardswish_backward(grad_output, input)"});
     BACKWARD_DERIVATIVES(library, "hardswish_backward", "input", "");
@@ -510,9 +542,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("mish_backward_input(Tensor grad, Tensor grad_output, Tensor input) -> Tensor",
                 backward_saved<mish_second>);
     CUDA_OPS_IMPLEMENT(library, "mish_forward", Mish::forward);
+    CUDA_OPS_VMAP(library, "mish_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "mish_inplace", Mish::inplace);
+    CUDA_OPS_VMAP(library, "mish_inplace", "input");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "mish_inplace");
     CUDA_OPS_IMPLEMENT(library, "mish_backward", Mish::backward);
+    CUDA_OPS_VMAP(library, "mish_backward", "grad_output, input");
     FORWARD_DERIVATIVES(library, "mish", "input", "");
     CUDA_OPS_DERIVATIVES(library, "mish_inplace", {"input: mish_backward(grad_output, input)"});
     BACKWARD_DERIVATIVES(library, "mish_backward", "input", "");

@@ -6,6 +6,7 @@
 #include "autograd.h"
 #include "empty.h"
 #include "pool2d.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -173,9 +174,13 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("adaptive_max_pool2d_backward(Tensor grad_output, Tensor indices, SymInt[2] input_size) "
                 "-> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "adaptive_avg_pool2d_forward", cuda_ops::adaptive_avg_pool2d_forward);
+    CUDA_OPS_VMAP(library, "adaptive_avg_pool2d_forward", "input[1]*");
     CUDA_OPS_IMPLEMENT(library, "adaptive_avg_pool2d_backward", cuda_ops::adaptive_avg_pool2d_backward);
+    CUDA_OPS_VMAP(library, "adaptive_avg_pool2d_backward", "grad_output[1]*");
     CUDA_OPS_IMPLEMENT(library, "adaptive_max_pool2d_forward", cuda_ops::adaptive_max_pool2d_forward);
+    CUDA_OPS_VMAP(library, "adaptive_max_pool2d_forward", "input[1]*");
     CUDA_OPS_IMPLEMENT(library, "adaptive_max_pool2d_backward", cuda_ops::adaptive_max_pool2d_backward);
+    CUDA_OPS_VMAP(library, "adaptive_max_pool2d_backward", "grad_output[1]*, indices*");
     CUDA_OPS_DERIVATIVES(library, "adaptive_avg_pool2d_forward",
                          {"input: adaptive_avg_pool2d_backward(grad_output, input.plane, input.channels_last)",
                           "output <- adaptive_avg_pool2d_forward(tangent_input, output_size)"});

@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "empty.h"
 #include "halves.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -50,6 +51,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("add2_forward(Tensor input, Tensor other) -> (Tensor output)");
     CUDA_OPS_IMPLEMENT(library, "add2_forward", cuda_ops::add2_forward);
+    CUDA_OPS_VMAP(library, "add2_forward", "input, other");
     // Autograd sums the gradient of a broadcast addend, as for PyTorch's own add.
     CUDA_OPS_DERIVATIVES(library, "add2_forward",
                          {"input: grad_output", "other: grad_output",

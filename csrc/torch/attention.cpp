@@ -16,6 +16,7 @@
 #include "dropout_state.h"
 #include "empty.h"
 #include "halves.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -485,7 +486,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("attention_gradients_composed(Tensor? grad_output, Tensor? grad_logsumexp, Tensor query, Tensor key, "
                 "Tensor value, Tensor? mask, Tensor? alibi_slopes, Tensor state, float scale, SymInt diagonal, "
                 "SymInt window_left, SymInt window_right, float softcap, float dropout, bool[4] wanted) -> Tensor[]");
-    CUDA_OPS_COMPOSED(library, "attention_gradients_composed");
+    cuda_ops::register_kernels_of_all_ops(library, "attention_gradients_composed");
     library.def("attention_tangents(Tensor? tangent_query, Tensor? tangent_key, Tensor? tangent_value, "
                 "Tensor? tangent_mask, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? alibi_slopes, "
                 "Tensor state, float scale, SymInt diagonal, SymInt window_left, SymInt window_right, float softcap, "
@@ -495,10 +496,10 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "float scale, SymInt diagonal, SymInt window_left, SymInt window_right, float softcap, float dropout, "
                 "bool[4] wanted) -> Tensor[]",
                 cuda_ops::attention_gradients);
-    CUDA_OPS_COMPOSED(library, "attention_gradients");
     library.def("attention_dropout_factors(Tensor state, SymInt[] sizes, float dropout, ScalarType dtype) -> Tensor");
     CUDA_OPS_IMPLEMENT(library, "attention_dropout_factors", cuda_ops::attention_dropout_factors);
     CUDA_OPS_IMPLEMENT(library, "attention_forward", cuda_ops::attention_forward);
+    CUDA_OPS_VMAP(library, "attention_forward", "random dropout");
     CUDA_OPS_IMPLEMENT(library, "attention_backward", cuda_ops::attention_backward);
     CUDA_OPS_AUTOCAST(library, "attention_forward", LOWER_PRECISION);
     CUDA_OPS_DERIVATIVES(
@@ -524,10 +525,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("attention_packed_gradients_composed(Tensor? grad_output, Tensor? grad_logsumexp, Tensor qkv, "
                 "Tensor? alibi_slopes, Tensor state, float scale, SymInt window_left, SymInt window_right, "
                 "float softcap, float dropout) -> Tensor");
+    cuda_ops::register_kernels_of_all_ops(library, "attention_packed_gradients_composed");
     library.def("attention_packed_tangents(Tensor tangent_qkv, Tensor qkv, Tensor? alibi_slopes, Tensor state, "
                 "float scale, SymInt window_left, SymInt window_right, float softcap, float dropout) "
                 "-> (Tensor output, Tensor logsumexp)");
     CUDA_OPS_IMPLEMENT(library, "attention_packed_forward", cuda_ops::attention_packed_forward);
+    CUDA_OPS_VMAP(library, "attention_packed_forward", "random dropout");
     CUDA_OPS_IMPLEMENT(library, "attention_packed_backward", cuda_ops::attention_packed_backward);
     CUDA_OPS_AUTOCAST(library, "attention_packed_forward", LOWER_PRECISION);
     CUDA_OPS_DERIVATIVES(

@@ -270,6 +270,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? alibi_slopes, "
                 "SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, SymInt window_left, SymInt window_right, "
                 "float softcap, bool bottom_right) -> (Tensor, Tensor, Tensor)");
+    cuda_ops::register_kernels_of_all_ops(library, "attention_varlen_gradients_composed");
     library.def("attention_varlen_tangents(Tensor? tangent_query, Tensor? tangent_key, Tensor? tangent_value, "
                 "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
                 "Tensor? alibi_slopes, SymInt max_seqlen_q, SymInt max_seqlen_k, float scale, SymInt window_left, "

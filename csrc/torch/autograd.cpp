@@ -3,6 +3,7 @@
 
 #include "checks.h"
 #include "derivatives.h"
+#include "vmap.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -439,18 +440,9 @@ void register_derivatives(torch::Library &library, const char *name, std::initia
     all_derivatives()[name] = texts;
     library.impl(name, torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(
                                                                        std::make_unique<AutogradKernel>(texts))));
-}
-
-// The composition is the op's only kernel, whatever the key; the ops that it calls meet vmap again.
-static void run_composition(const OperatorHandle &op, Stack *stack)
-{
-    op.redispatchBoxed(DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
-
-void register_composed(torch::Library &library, const char *name)
-{
-    library.impl(name, torch::dispatch(c10::DispatchKey::FuncTorchBatched,
-                                       torch::CppFunction::makeFromBoxedFunction<&run_composition>()));
+    for (const std::string &text : texts)
+        for (const std::string &op : called_ops(text))
+            register_vmap(library, op.c_str());
 }
 
 void register_autocast(torch::Library &library, const char *name, Autocast policy)

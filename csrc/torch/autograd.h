@@ -71,10 +71,6 @@ c10::TypedOperatorHandle<Signature> registered_op(const char *name)
 // a tangent.
 bool is_differentiated_further(at::TensorList tensors);
 
-// Registers that vmap composes the op, instead of calling it for each slice, which it cannot do where an op returns a
-// list: torch.func.jacrev and hessian call gradients so.
-void register_composed(torch::Library &library, const char *name);
-
 // Registers what torch.autocast casts. PyTorch's lists are not the same for both devices: on the CPU softmax, norms and
 // sums of halves are halves.
 void register_autocast(torch::Library &library, const char *name, Autocast policy);
@@ -82,6 +78,5 @@ void register_autocast(torch::Library &library, const char *name, Autocast polic
 } // namespace cuda_ops
 
 #define CUDA_OPS_DERIVATIVES(library, name, ...) ::cuda_ops::register_derivatives(library, name, __VA_ARGS__)
-#define CUDA_OPS_COMPOSED(library, name) ::cuda_ops::register_composed(library, name)
 #define CUDA_OPS_AUTOCAST(library, name, policy)                                                                       \
     ::cuda_ops::register_autocast(library, name, ::cuda_ops::Autocast::policy)

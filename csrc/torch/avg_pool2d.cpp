@@ -6,6 +6,7 @@
 #include "autograd.h"
 #include "empty.h"
 #include "pool2d.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -90,7 +91,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "int[2] padding, bool ceil_mode, bool count_include_pad, int? divisor_override, bool channels_last) "
                 "-> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "avg_pool2d_forward", cuda_ops::avg_pool2d_forward);
+    CUDA_OPS_VMAP(library, "avg_pool2d_forward", "input[1]*");
     CUDA_OPS_IMPLEMENT(library, "avg_pool2d_backward", cuda_ops::avg_pool2d_backward);
+    CUDA_OPS_VMAP(library, "avg_pool2d_backward", "grad_output[1]*");
     CUDA_OPS_DERIVATIVES(library, "avg_pool2d_forward",
                          {"input: avg_pool2d_backward(grad_output, input.plane, kernel_size, stride, padding, "
                           "ceil_mode, count_include_pad, divisor_override, input.channels_last)",

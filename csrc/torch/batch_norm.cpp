@@ -17,6 +17,7 @@
 #include "empty.h"
 #include "halves.h"
 #include "running_statistics.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -519,7 +520,6 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("batch_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, "
                 "Tensor? grad_grad_bias, Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, "
                 "Tensor variance, bool training, float eps, bool[3] wanted) -> Tensor[]");
-    CUDA_OPS_COMPOSED(library, "batch_norm_backward_gradients");
     library.def("batch_norm_backward_tangents(Tensor? tangent_grad_output, Tensor? tangent_input, "
                 "Tensor? tangent_weight, Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, "
                 "Tensor variance, bool training, float eps, ScalarType? bias_dtype, bool[3] wanted)"
@@ -528,7 +528,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "batch_norm_forward_tracking", cuda_ops::batch_norm_forward_tracking);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "batch_norm_forward_tracking");
     CUDA_OPS_IMPLEMENT(library, "batch_norm_forward_inference", cuda_ops::batch_norm_forward_inference);
+    CUDA_OPS_VMAP(library, "batch_norm_forward_inference", "input[1]*");
     CUDA_OPS_IMPLEMENT(library, "instance_norm_forward_inference", cuda_ops::instance_norm_forward_inference);
+    CUDA_OPS_VMAP(library, "instance_norm_forward_inference", "input[1]*");
     CUDA_OPS_IMPLEMENT(library, "batch_norm_backward", cuda_ops::batch_norm_backward);
     // output's gradient includes that mean and variance depend on input. The Jacobian of a channel is symmetric, so
     // that tangents take the same op as gradients.

@@ -78,9 +78,9 @@ cuda_ops_stream current_stream(const char *op);
 // An op's name in messages: linear for cuda_ops::linear_forward.
 std::string display_name(const c10::OperatorHandle &op);
 
-// Makes nested, sparse and quantized tensors an error that names op and argument, and not a page of the dispatcher's.
-// For ops that have no kernel of their own; CUDA_OPS_IMPLEMENT does it for the others.
-void refuse_tensors_not_dense(torch::Library &library, const char *name);
+// Registers what all ops share: that tensors which are not dense are an error that names op and argument, and vmap
+// (vmap.h). For ops that have no kernel of their own; CUDA_OPS_IMPLEMENT does it for the others.
+void register_kernels_of_all_ops(torch::Library &library, const char *name);
 
 // Elements below which another thread is not worth waking (at::internal::GRAIN_SIZE is PyTorch's own figure).
 constexpr int64_t ELEMENTWISE_GRAIN = 32768;
@@ -108,7 +108,7 @@ void parallel_ranges(const char *op, int64_t count, int64_t grain, const Kernel 
     do {                                                                                                               \
         (library).impl(name, c10::DispatchKey::CPU, function);                                                         \
         (library).impl(name, c10::DispatchKey::CUDA, function);                                                        \
-        ::cuda_ops::refuse_tensors_not_dense(library, name);                                                           \
+        ::cuda_ops::register_kernels_of_all_ops(library, name);                                                        \
     } while (false)
 
 // For an op that writes into its arguments and returns nothing: passes tensors with a lazy negation (such as the

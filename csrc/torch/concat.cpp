@@ -15,6 +15,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -188,5 +189,6 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("concat_forward(Tensor[] tensors, int dim) -> (Tensor output)");
     CUDA_OPS_IMPLEMENT(library, "concat_forward", cuda_ops::concat_forward);
+    CUDA_OPS_VMAP(library, "concat_forward", "tensors[1], dim");
     library.impl("concat_forward", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(cuda_ops::concat_autograd)));
 }

@@ -2,6 +2,7 @@
 #include "conv1d.h"
 
 #include "autograd.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -71,7 +72,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("conv1d_backward_weight(Tensor grad_output, Tensor input, SymInt[3] weight_size, bool channels_last, "
                 "SymInt[1] stride, SymInt[2] padding, SymInt[1] dilation, SymInt groups) -> (Tensor grad_weight)");
     CUDA_OPS_IMPLEMENT(library, "conv1d_forward", cuda_ops::conv1d_forward);
+    CUDA_OPS_VMAP(library, "conv1d_forward", "input[3]*");
     CUDA_OPS_IMPLEMENT(library, "conv1d_backward_input", cuda_ops::conv1d_backward_input);
+    CUDA_OPS_VMAP(library, "conv1d_backward_input", "grad_output[3]*, input_size*");
     CUDA_OPS_IMPLEMENT(library, "conv1d_backward_weight", cuda_ops::conv1d_backward_weight);
     CUDA_OPS_AUTOCAST(library, "conv1d_forward", LOWER_PRECISION);
     // As conv2d's.

@@ -23,6 +23,7 @@
 #include "cuda_ops/transpose_images.h"
 #include "empty.h"
 #include "halves.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -593,7 +594,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("conv2d_path(Tensor input, Tensor weight, str product, SymInt[2] stride, SymInt[4] padding, "
                 "SymInt[2] dilation, SymInt groups) -> str");
     CUDA_OPS_IMPLEMENT(library, "conv2d_forward", cuda_ops::forward);
+    CUDA_OPS_VMAP(library, "conv2d_forward", "input[4]*");
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_input", cuda_ops::backward_input);
+    CUDA_OPS_VMAP(library, "conv2d_backward_input", "grad_output[4]*, input_size*");
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_weight", cuda_ops::backward_weight);
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_bias", cuda_ops::conv2d_backward_bias);
     CUDA_OPS_IMPLEMENT(library, "conv2d_path", cuda_ops::path_of);

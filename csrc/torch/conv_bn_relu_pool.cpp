@@ -670,7 +670,6 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("conv_bn_relu_pool_gradients(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, "
                 "Tensor? bn_weight, Tensor? bn_bias, Tensor? running_mean, Tensor? running_var, float eps, "
                 "int[] geometry, bool[5] wanted) -> Tensor[]");
-    CUDA_OPS_COMPOSED(library, "conv_bn_relu_pool_gradients");
     library.def("conv_bn_relu_pool_tangent(Tensor? tangent_input, Tensor? tangent_weight, Tensor? tangent_bias, "
                 "Tensor? tangent_bn_weight, Tensor? tangent_bn_bias, Tensor input, Tensor weight, Tensor? bias, "
                 "Tensor? bn_weight, Tensor? bn_bias, Tensor? running_mean, Tensor? running_var, float eps, "

@@ -5,6 +5,7 @@
 
 #include "autograd.h"
 #include "conv1d.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -99,7 +100,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("conv_transpose2d_forward(Tensor input, Tensor weight, Tensor? bias, SymInt[2] stride, SymInt[4] "
                 "padding, SymInt[2] output_padding, SymInt[2] dilation, SymInt groups) -> (Tensor output)");
     CUDA_OPS_IMPLEMENT(library, "conv_transpose1d_forward", cuda_ops::conv_transpose1d);
+    CUDA_OPS_VMAP(library, "conv_transpose1d_forward", "input[3]*");
     CUDA_OPS_IMPLEMENT(library, "conv_transpose2d_forward", cuda_ops::conv_transpose2d);
+    CUDA_OPS_VMAP(library, "conv_transpose2d_forward", "input[4]*");
     CUDA_OPS_AUTOCAST(library, "conv_transpose1d_forward", LOWER_PRECISION);
     CUDA_OPS_AUTOCAST(library, "conv_transpose2d_forward", LOWER_PRECISION);
     CUDA_OPS_DERIVATIVES(

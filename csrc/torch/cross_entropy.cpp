@@ -195,13 +195,11 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor total_weight, int reduction, int ignore_index, float label_smoothing) -> Tensor");
     library.def("cross_entropy_share_gradients(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, "
                 "Tensor total_weight, int reduction, float label_smoothing, bool[2] wanted) -> Tensor[]");
-    CUDA_OPS_COMPOSED(library, "cross_entropy_share_gradients");
     library.def("cross_entropy_share_tangent(Tensor? tangent_target, Tensor? tangent_weight, Tensor input, "
                 "Tensor target, Tensor? weight, int reduction, float label_smoothing) -> Tensor");
     library.def("cross_entropy_backward_gradients(Tensor grad_grad_input, Tensor grad_output, Tensor input, "
                 "Tensor target, Tensor? weight, Tensor total_weight, int reduction, int ignore_index, "
                 "float label_smoothing, bool[4] wanted) -> Tensor[]");
-    CUDA_OPS_COMPOSED(library, "cross_entropy_backward_gradients");
     library.def("cross_entropy_backward_input(Tensor tangent, Tensor grad_output, Tensor input, Tensor target, "
                 "Tensor? weight, Tensor total_weight, int reduction, int ignore_index, float label_smoothing) "
                 "-> Tensor");

@@ -7,6 +7,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -62,6 +63,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("cumsum_backward(Tensor grad_output, int dim, ScalarType dtype, bool reverse) -> Tensor",
                 cuda_ops::cumsum_backward);
     CUDA_OPS_IMPLEMENT(library, "cumsum_forward", cuda_ops::cumsum_forward);
+    CUDA_OPS_VMAP(library, "cumsum_forward", "input[1], dim");
     CUDA_OPS_AUTOCAST(library, "cumsum_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_DERIVATIVES(library, "cumsum_forward",
                          {"input: cumsum_backward(grad_output, dim, input.dtype, reverse)",

@@ -327,4 +327,15 @@ Derivatives parse_derivatives(const OperatorHandle &op, const std::vector<std::s
     return Parser(op, lines).parse();
 }
 
+std::vector<std::string> called_ops(const std::string &line)
+{
+    std::vector<std::string> names;
+    for (size_t end = line.find('('); end != std::string::npos; end = line.find('(', end + 1)) {
+        const size_t begin = line.find_last_of(" :", end) + 1;
+        if (begin < 2 || line.compare(begin - 2, 2, "::") != 0)
+            names.push_back(line.substr(begin, end - begin));
+    }
+    return names;
+}
+
 } // namespace cuda_ops::autograd

@@ -79,4 +79,7 @@ inline bool has(const std::vector<int> &indices, int index)
 // Reads the derivatives of one op. An error in them is an internal error.
 Derivatives parse_derivatives(const OperatorHandle &op, const std::vector<std::string> &lines);
 
+// The ops of cuda_ops that a line calls.
+std::vector<std::string> called_ops(const std::string &line);
+
 } // namespace cuda_ops::autograd

@@ -13,6 +13,7 @@
 #include "dropout_state.h"
 #include "empty.h"
 #include "halves.h"
+#include "vmap.h"
 
 #ifdef CUDA_OPS_WITH_CUDA
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -167,6 +168,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 {at::Tag::nondeterministic_seeded});
     library.def("dropout_backward(Tensor grad_output, Tensor state, float p, SymInt[] stride) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "dropout_forward", cuda_ops::dropout_forward);
+    CUDA_OPS_VMAP(library, "dropout_forward", "random p");
     CUDA_OPS_IMPLEMENT(library, "dropout_backward", cuda_ops::dropout_backward);
     CUDA_OPS_DERIVATIVES(library, "dropout_forward",
                          {"input: dropout_backward(grad_output, state, p, output.stride)",
@@ -175,6 +177,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor state)",
                 {at::Tag::nondeterministic_seeded});
     CUDA_OPS_IMPLEMENT(library, "dropout_add_forward", cuda_ops::dropout_add_forward);
+    CUDA_OPS_VMAP(library, "dropout_add_forward", "random p");
     CUDA_OPS_DERIVATIVES(library, "dropout_add_forward",
                          {"input: dropout_backward(grad_output, state, p, output.stride)", "residual: grad_output",
                           "output <- dropout_backward(tangent_input, state, p, output.stride)",

@@ -12,6 +12,7 @@
 #include "autograd.h"
 #include "empty.h"
 #include "loss.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -320,6 +321,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "scale_grad_by_freq) -> Tensor",
                 cuda_ops::embedding_backward_grad_output);
     CUDA_OPS_IMPLEMENT(library, "embedding_forward", cuda_ops::embedding_forward);
+    CUDA_OPS_VMAP(library, "embedding_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "embedding_backward", cuda_ops::embedding_backward);
     CUDA_OPS_DERIVATIVES(library, "embedding_forward",
                          {"weight: embedding_backward(grad_output, input, weight.size, weight.dtype, padding_idx, "

@@ -16,6 +16,7 @@
 #include "checks.h"
 #include "empty.h"
 #include "halves.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -347,7 +348,6 @@ struct GatedOps {
         library.def(name "_gradients(Tensor? grad_gate, Tensor? grad_value, Tensor grad_output, Tensor gate, Tensor? " \
                          "value" types ", bool[3] wanted) -> Tensor[]",                                                \
                     Ops::gradients);                                                                                   \
-        CUDA_OPS_COMPOSED(library, name "_gradients");                                                                 \
         library.def(name "_tangent(Tensor tangent, Tensor gate, Tensor? value" types ") -> Tensor", Ops::tangent);     \
         library.def(name "_backward_tangents(Tensor tangent, Tensor grad_output, Tensor gate, Tensor? value" types     \
                          ") -> (Tensor, Tensor)",                                                                      \
@@ -357,6 +357,7 @@ struct GatedOps {
                     Ops::backward_tangent_value);                                                                      \
         CUDA_OPS_IMPLEMENT(library, name "_forward", Ops::forward);                                                    \
         CUDA_OPS_IMPLEMENT(library, name "_backward", Ops::backward);                                                  \
+        CUDA_OPS_VMAP(library, name "_forward", "gate[1], value");                                                     \
         CUDA_OPS_DERIVATIVES(library, name "_forward",                                                                 \
                              {"gate, value: " name "_backward(grad_output, gate, value" names ")",                     \
                               "output <- " name "_tangent(tangent_gate, gate, value" names ")",                        \

@@ -15,6 +15,7 @@
 #include "empty.h"
 #include "halves.h"
 #include "running_statistics.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -308,13 +309,14 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("group_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, "
                 "Tensor? grad_grad_bias, Tensor grad_output, Tensor input, int num_groups, Tensor? weight, float eps, "
                 "bool[3] wanted) -> Tensor[]");
-    CUDA_OPS_COMPOSED(library, "group_norm_backward_gradients");
     library.def("group_norm_backward_tangents(Tensor? tangent_grad_output, Tensor? tangent_input, "
                 "Tensor? tangent_weight, Tensor grad_output, Tensor input, int num_groups, Tensor? weight, float eps, "
                 "ScalarType? bias_dtype, bool[3] wanted)"
                 " -> (Tensor tangent_grad_input, Tensor tangent_grad_weight, Tensor tangent_grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "group_norm_forward", cuda_ops::group_norm_forward);
+    CUDA_OPS_VMAP(library, "group_norm_forward", "input[1]*");
     CUDA_OPS_IMPLEMENT(library, "instance_norm_forward", cuda_ops::instance_norm_forward);
+    CUDA_OPS_VMAP(library, "instance_norm_forward", "input[1]*");
     CUDA_OPS_IMPLEMENT(library, "group_norm_backward", cuda_ops::group_norm_backward);
     CUDA_OPS_IMPLEMENT(library, "instance_norm_update_", cuda_ops::instance_norm_update_);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "instance_norm_update_");

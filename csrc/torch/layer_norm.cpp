@@ -20,6 +20,7 @@
 #include "empty.h"
 #include "halves.h"
 #include "parameters.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -524,11 +525,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor? weight, Tensor mean, Tensor rstd, Tensor state, float eps, float p, ScalarType? bias_dtype, "
                 "bool[4] wanted) -> Tensor[]",
                 cuda_ops::add_layer_norm_gradients);
-    CUDA_OPS_COMPOSED(library, "add_layer_norm_gradients");
     library.def("add_rms_norm_gradients(Tensor grad_output, Tensor? grad_sum, Tensor sum, SymInt[] normalized_shape, "
                 "Tensor? weight, Tensor rstd, Tensor state, float eps, float p, bool[3] wanted) -> Tensor[]",
                 cuda_ops::add_rms_norm_gradients);
-    CUDA_OPS_COMPOSED(library, "add_rms_norm_gradients");
     library.def("layer_norm_tangent(Tensor tangent, Tensor input, SymInt[] normalized_shape, Tensor? weight, "
                 "Tensor mean, Tensor rstd, float eps) -> Tensor",
                 cuda_ops::layer_norm_tangent);
@@ -549,10 +548,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("layer_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, "
                 "Tensor? grad_grad_bias, Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor? weight, "
                 "float eps, bool[3] wanted) -> Tensor[]");
-    CUDA_OPS_COMPOSED(library, "layer_norm_backward_gradients");
     library.def("rms_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, Tensor grad_output, "
                 "Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, bool[3] wanted) -> Tensor[]");
-    CUDA_OPS_COMPOSED(library, "rms_norm_backward_gradients");
     library.def("layer_norm_backward_tangents(Tensor? tangent_grad_output, Tensor? tangent_grad_sum, "
                 "Tensor? tangent_input, Tensor? tangent_weight, Tensor grad_output, Tensor input, "
                 "SymInt[] normalized_shape, Tensor? weight, float eps, ScalarType? bias_dtype, bool[3] wanted)"
@@ -562,9 +559,13 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "SymInt[] normalized_shape, Tensor? weight, float eps, bool[2] wanted)"
                 " -> (Tensor tangent_grad_input, Tensor tangent_grad_weight)");
     CUDA_OPS_IMPLEMENT(library, "layer_norm_forward", cuda_ops::layer_norm_forward);
+    CUDA_OPS_VMAP(library, "layer_norm_forward", "input[normalized_shape]*");
     CUDA_OPS_IMPLEMENT(library, "rms_norm_forward", cuda_ops::rms_norm_forward);
+    CUDA_OPS_VMAP(library, "rms_norm_forward", "input[normalized_shape]*");
     CUDA_OPS_IMPLEMENT(library, "add_layer_norm_forward", cuda_ops::add_layer_norm_forward);
+    CUDA_OPS_VMAP(library, "add_layer_norm_forward", "random p");
     CUDA_OPS_IMPLEMENT(library, "add_rms_norm_forward", cuda_ops::add_rms_norm_forward);
+    CUDA_OPS_VMAP(library, "add_rms_norm_forward", "random p");
     CUDA_OPS_IMPLEMENT(library, "layer_norm_backward", cuda_ops::layer_norm_backward);
     CUDA_OPS_IMPLEMENT(library, "layer_norm_backward_with_sums", cuda_ops::layer_norm_backward_with_sums);
     CUDA_OPS_IMPLEMENT(library, "rms_norm_backward", cuda_ops::rms_norm_backward);

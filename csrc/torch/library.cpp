@@ -8,6 +8,7 @@
 
 #include "checks.h"
 #include "cuda_ops/cpu_isa.h"
+#include "vmap.h"
 
 #ifdef CUDA_OPS_WITH_CUDA
 #include <c10/cuda/CUDAStream.h>
@@ -186,7 +187,8 @@ static void refuse_not_dense(const c10::OperatorHandle &op, torch::jit::Stack *s
     TORCH_CHECK_NOT_IMPLEMENTED(false, display_name(op), ": tensors that are not dense are not supported");
 }
 
-void refuse_tensors_not_dense(torch::Library &library, const char *name)
+// Makes nested, sparse and quantized tensors an error that names op and argument, and not a page of the dispatcher's.
+static void refuse_tensors_not_dense(torch::Library &library, const char *name)
 {
     using c10::DispatchKey;
     for (const DispatchKey key :
@@ -194,6 +196,12 @@ void refuse_tensors_not_dense(torch::Library &library, const char *name)
           DispatchKey::SparseCPU, DispatchKey::SparseCUDA, DispatchKey::SparseCsrCPU, DispatchKey::SparseCsrCUDA,
           DispatchKey::MkldnnCPU, DispatchKey::QuantizedCPU, DispatchKey::QuantizedCUDA})
         library.impl(name, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&refuse_not_dense>()));
+}
+
+void register_kernels_of_all_ops(torch::Library &library, const char *name)
+{
+    refuse_tensors_not_dense(library, name);
+    register_vmap(library, name);
 }
 
 // The library's own description, which `doctor` compares with what the build recorded.

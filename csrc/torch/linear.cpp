@@ -12,6 +12,7 @@
 #include "checks.h"
 #include "gemm.h"
 #include "linear.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -245,7 +246,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_backward_bias(Tensor grad_output) -> (Tensor grad_bias)");
     library.def("linear_backward_float32_bias(Tensor grad_output) -> (Tensor grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "linear_forward", cuda_ops::linear_forward);
+    CUDA_OPS_VMAP(library, "linear_forward", "input[1]");
     CUDA_OPS_IMPLEMENT(library, "linear_backward_input", cuda_ops::linear_backward_input);
+    CUDA_OPS_VMAP(library, "linear_backward_input", "grad_output[1]");
     CUDA_OPS_IMPLEMENT(library, "linear_backward_weight", cuda_ops::linear_backward_weight);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_float32_weight", cuda_ops::linear_backward_float32_weight);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_bias", cuda_ops::linear_backward_bias);

@@ -452,7 +452,6 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "int reduction, int ignore_index, float label_smoothing, float z_loss, float logit_softcap, "
                 "bool[3] wanted) -> Tensor[]",
                 cuda_ops::linear_cross_entropy_gradients);
-    CUDA_OPS_COMPOSED(library, "linear_cross_entropy_gradients");
     library.def("linear_cross_entropy_tangent(Tensor? tangent_input, Tensor? tangent_weight, Tensor? tangent_bias, "
                 "Tensor input, Tensor weight, Tensor target, Tensor? bias, Tensor total_weight, int reduction, "
                 "int ignore_index, float label_smoothing, float z_loss, float logit_softcap) -> Tensor",
@@ -466,7 +465,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor grad_weight, Tensor grad_bias, int reduction) -> (Tensor, Tensor, Tensor)");
     CUDA_OPS_IMPLEMENT(library, "linear_cross_entropy_forward", cuda_ops::linear_cross_entropy_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_cross_entropy_scale", cuda_ops::linear_cross_entropy_scale);
-    cuda_ops::refuse_tensors_not_dense(library, "linear_cross_entropy");
+    cuda_ops::register_kernels_of_all_ops(library, "linear_cross_entropy");
     CUDA_OPS_AUTOCAST(library, "linear_cross_entropy", INPUT_ONLY);
     CUDA_OPS_DERIVATIVES(
         library, "linear_cross_entropy_forward",

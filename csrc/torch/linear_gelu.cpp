@@ -258,19 +258,17 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_gelu_gradients(Tensor? grad_output, Tensor? grad_preactivation, Tensor? input, "
                 "Tensor? weight, Tensor preactivation, str approximate, bool[3] wanted) -> Tensor[]",
                 cuda_ops::linear_gelu_gradients);
-    CUDA_OPS_COMPOSED(library, "linear_gelu_gradients");
     // Of PyTorch's own and other differentiable ops, by cuda_ops/ops/linear_gelu.py.
     library.def("linear_gelu_tangents(Tensor? input, Tensor? weight, Tensor? bias, Tensor preactivation, "
                 "str approximate) -> (Tensor output, Tensor preactivation)");
     library.def("linear_gelu_backward_gradients(Tensor? grad_grad_preactivation, Tensor? grad_grad_bias, "
                 "Tensor grad_output, Tensor preactivation, str approximate, bool[2] wanted) -> Tensor[]");
-    CUDA_OPS_COMPOSED(library, "linear_gelu_backward_gradients");
     library.def("linear_gelu_backward_preactivation(Tensor tangent, Tensor grad_output, Tensor preactivation, "
                 "str approximate, bool with_bias) -> (Tensor grad_preactivation, Tensor grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "linear_gelu_forward", cuda_ops::linear_gelu_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_gelu_backward", cuda_ops::linear_gelu_backward);
     CUDA_OPS_IMPLEMENT(library, "gelu_linear_backward", cuda_ops::gelu_linear_backward);
-    cuda_ops::refuse_tensors_not_dense(library, "linear_gelu");
+    cuda_ops::register_kernels_of_all_ops(library, "linear_gelu");
     CUDA_OPS_AUTOCAST(library, "linear_gelu", LOWER_PRECISION);
     CUDA_OPS_DERIVATIVES(
         library, "linear_gelu_forward",

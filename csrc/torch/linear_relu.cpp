@@ -14,6 +14,7 @@
 #include "empty.h"
 #include "linear.h"
 #include "parameters.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -224,13 +225,13 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_relu_gradients(Tensor grad_output, Tensor output, Tensor input, Tensor weight, bool[3] wanted) "
                 "-> Tensor[]",
                 cuda_ops::linear_relu_gradients);
-    CUDA_OPS_COMPOSED(library, "linear_relu_gradients");
     library.def("linear_relu_tangent(Tensor? input, Tensor? weight, Tensor? bias, Tensor output) -> Tensor",
                 cuda_ops::linear_relu_tangent);
     library.def("linear_relu_forward(Tensor input, Tensor weight, Tensor? bias) -> (Tensor output)");
     library.def("linear_relu_backward(Tensor grad_output, Tensor output, Tensor input, Tensor weight, bool with_input, "
                 "bool with_weight, bool with_bias) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "linear_relu_forward", cuda_ops::linear_relu_forward);
+    CUDA_OPS_VMAP(library, "linear_relu_forward", "input[1]");
     CUDA_OPS_IMPLEMENT(library, "linear_relu_backward", cuda_ops::linear_relu_backward);
     CUDA_OPS_AUTOCAST(library, "linear_relu_forward", INPUT_ONLY);
     // relu's derivative follows from the output; weight is also saved for its shape and dtype.

@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "empty.h"
 #include "softmax_shape.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -91,7 +92,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("log_softmax_backward_output(Tensor tangent, Tensor grad_output, Tensor output, int dim) -> Tensor",
                 cuda_ops::log_softmax_backward_output);
     CUDA_OPS_IMPLEMENT(library, "log_softmax_forward", cuda_ops::log_softmax_forward);
+    CUDA_OPS_VMAP(library, "log_softmax_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "log_softmax_backward", cuda_ops::log_softmax_backward);
+    CUDA_OPS_VMAP(library, "log_softmax_backward", "grad_output[1], output, dim");
     CUDA_OPS_AUTOCAST(library, "log_softmax_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_DERIVATIVES(library, "log_softmax_forward",
                          {"input: log_softmax_backward(grad_output, output, dim)",

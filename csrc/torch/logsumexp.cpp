@@ -11,6 +11,7 @@
 #include "empty.h"
 #include "loss.h"
 #include "softmax_shape.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -188,6 +189,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "int[1] dim, bool keepdim) -> Tensor",
                 cuda_ops::logsumexp_backward_tangent_output);
     CUDA_OPS_IMPLEMENT(library, "logsumexp_forward", cuda_ops::logsumexp_forward);
+    CUDA_OPS_VMAP(library, "logsumexp_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "logsumexp_backward", cuda_ops::logsumexp_backward);
     CUDA_OPS_AUTOCAST(library, "logsumexp_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_DERIVATIVES(library, "logsumexp_forward",

@@ -9,6 +9,7 @@
 #include "empty.h"
 #include "gemm.h"
 #include "linear.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -146,7 +147,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("matmul(Tensor input, Tensor other) -> (Tensor output)", cuda_ops::matmul);
     library.def("matmul_forward(Tensor input, Tensor other) -> (Tensor output)");
     CUDA_OPS_IMPLEMENT(library, "matmul_forward", cuda_ops::matmul_forward);
-    cuda_ops::refuse_tensors_not_dense(library, "matmul");
+    CUDA_OPS_VMAP(library, "matmul_forward", "input[=2], other or input*, other*");
+    cuda_ops::register_kernels_of_all_ops(library, "matmul");
     CUDA_OPS_AUTOCAST(library, "matmul", LOWER_PRECISION);
     CUDA_OPS_DERIVATIVES(
         library, "matmul_forward",

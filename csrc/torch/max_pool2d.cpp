@@ -10,6 +10,7 @@
 #include "autograd.h"
 #include "empty.h"
 #include "pool2d.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -102,7 +103,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode) -> (Tensor grad_input)");
     library.def("max_pool2d_gather(Tensor input, Tensor indices) -> (Tensor output)", cuda_ops::max_pool2d_gather);
     CUDA_OPS_IMPLEMENT(library, "max_pool2d_forward", cuda_ops::max_pool2d_forward);
+    CUDA_OPS_VMAP(library, "max_pool2d_forward", "input[1]*");
     CUDA_OPS_IMPLEMENT(library, "max_pool2d_backward", cuda_ops::max_pool2d_backward);
+    CUDA_OPS_VMAP(library, "max_pool2d_backward", "grad_output[1]*, indices*");
     CUDA_OPS_DERIVATIVES(library, "max_pool2d_forward",
                          {"input: max_pool2d_backward(grad_output, indices, input.plane, kernel_size, stride, padding, "
                           "dilation, ceil_mode)",

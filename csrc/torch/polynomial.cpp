@@ -9,6 +9,7 @@
 #include "checks.h"
 #include "empty.h"
 #include "halves.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -97,7 +98,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "-> Tensor",
                 cuda_ops::polynomial_backward_input);
     CUDA_OPS_IMPLEMENT(library, "polynomial_forward", cuda_ops::polynomial_forward);
+    CUDA_OPS_VMAP(library, "polynomial_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "polynomial_backward", cuda_ops::polynomial_backward);
+    CUDA_OPS_VMAP(library, "polynomial_backward", "grad_output, input");
     CUDA_OPS_DERIVATIVES(library, "polynomial_forward",
                          {"input: polynomial_backward(grad_output, input, coefficients)",
                           "output <- polynomial_backward(tangent_input, input, coefficients)"});

@@ -21,6 +21,7 @@
 #include "cpu_workspace.h"
 #include "empty.h"
 #include "halves.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -458,15 +459,23 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "bool keepdim) -> Tensor",
                 cuda_ops::reduction_tangent);
     CUDA_OPS_IMPLEMENT(library, "sum_forward", cuda_ops::sum_forward);
+    CUDA_OPS_VMAP(library, "sum_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "mean_forward", cuda_ops::mean_forward);
+    CUDA_OPS_VMAP(library, "mean_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "prod_forward", cuda_ops::prod_forward);
+    CUDA_OPS_VMAP(library, "prod_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "norm_forward", cuda_ops::vector_norm_forward);
+    CUDA_OPS_VMAP(library, "norm_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "amax_forward", cuda_ops::amax_forward);
+    CUDA_OPS_VMAP(library, "amax_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "amin_forward", cuda_ops::amin_forward);
+    CUDA_OPS_VMAP(library, "amin_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "argmax_forward", cuda_ops::argmax_forward);
     CUDA_OPS_IMPLEMENT(library, "argmin_forward", cuda_ops::argmin_forward);
     CUDA_OPS_IMPLEMENT(library, "var_forward", cuda_ops::var_forward);
+    CUDA_OPS_VMAP(library, "var_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "std_forward", cuda_ops::std_forward);
+    CUDA_OPS_VMAP(library, "std_forward", "input[1], dim");
     // As PyTorch's.
     CUDA_OPS_AUTOCAST(library, "sum_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_AUTOCAST(library, "prod_forward", FLOAT32);

@@ -5,6 +5,7 @@
 
 #include "autograd.h"
 #include "checks.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -78,9 +79,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("relu_inplace(Tensor(a!) input) -> ()");
     library.def("relu_backward(Tensor grad_output, Tensor output) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "relu_forward", cuda_ops::relu_forward);
+    CUDA_OPS_VMAP(library, "relu_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "relu_inplace", cuda_ops::relu_inplace);
+    CUDA_OPS_VMAP(library, "relu_inplace", "input");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "relu_inplace");
     CUDA_OPS_IMPLEMENT(library, "relu_backward", cuda_ops::relu_backward);
+    CUDA_OPS_VMAP(library, "relu_backward", "grad_output, output");
     // From the output, so that the input may be freed or overwritten.
     CUDA_OPS_DERIVATIVES(
         library, "relu_forward",

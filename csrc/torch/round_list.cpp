@@ -47,23 +47,12 @@ static std::vector<Tensor> round_list(at::TensorList tensors, at::ScalarType dty
     return outputs;
 }
 
-// Under vmap, whose tensors have no memory of their own: one by one.
-static std::vector<Tensor> round_list_batched(at::TensorList tensors, at::ScalarType dtype)
-{
-    std::vector<Tensor> outputs;
-    for (const Tensor &tensor : tensors)
-        outputs.push_back(tensor.to(dtype, false, true));
-    return outputs;
-}
-
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("round_list(Tensor[] tensors, ScalarType dtype) -> Tensor[]");
     CUDA_OPS_IMPLEMENT(library, "round_list", cuda_ops::round_list);
-    library.impl("round_list",
-                 torch::dispatch(c10::DispatchKey::FuncTorchBatched, TORCH_FN(cuda_ops::round_list_batched)));
     // It is called where no gradients are recorded (cuda_ops/models/_gpt_ops.py).
     library.impl("round_list", c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough());
 }

@@ -8,6 +8,7 @@
 #include "checks.h"
 #include "empty.h"
 #include "softmax_shape.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -116,7 +117,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("softmax_backward_tangent(Tensor tangent, Tensor grad_output, Tensor output, int dim) -> Tensor",
                 cuda_ops::softmax_backward_tangent);
     CUDA_OPS_IMPLEMENT(library, "softmax_forward", cuda_ops::softmax_forward);
+    CUDA_OPS_VMAP(library, "softmax_forward", "input[1], dim");
     CUDA_OPS_IMPLEMENT(library, "softmax_backward", cuda_ops::softmax_backward);
+    CUDA_OPS_VMAP(library, "softmax_backward", "grad_output[1], output, dim");
     CUDA_OPS_AUTOCAST(library, "softmax_forward", FLOAT32_ON_CUDA);
     // The matrix of derivatives, diag(output) - output * output^T, is its own transpose.
     CUDA_OPS_DERIVATIVES(library, "softmax_forward",

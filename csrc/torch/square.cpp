@@ -6,6 +6,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "halves.h"
+#include "vmap.h"
 
 namespace cuda_ops
 {
@@ -54,7 +55,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("square_forward(Tensor input) -> (Tensor output)");
     library.def("square_backward(Tensor grad_output, Tensor input) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "square_forward", cuda_ops::square_forward);
+    CUDA_OPS_VMAP(library, "square_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "square_backward", cuda_ops::square_backward);
+    CUDA_OPS_VMAP(library, "square_backward", "grad_output, input");
     CUDA_OPS_DERIVATIVES(
         library, "square_forward",
         {"input: square_backward(grad_output, input)", "output <- square_backward(tangent_input, input)"});

@@ -130,8 +130,9 @@ def conv_bn_relu_pool(input: Tensor, conv, norm, relu, pool, window=None) -> Ten
         and is_plain(pool, "p")
         and conv.padding_mode == "zeros"
         and norm.eps > 0
-        # The gradients of evaluation compute the block anew: there the layers are faster.
-        and (norm.training or not torch.is_grad_enabled())
+        # The gradients of evaluation compute the block anew: there the layers are faster. What torch.jit.trace has seen
+        # may be asked for gradients later, and its own check traces again without.
+        and (norm.training or not (torch.is_grad_enabled() or torch.jit.is_tracing()))
         and (pool is None or is_simple_window(pool))
     ):
         if pool is not None:

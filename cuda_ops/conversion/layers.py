@@ -16,7 +16,7 @@ import torch
 
 from .. import functional, nn
 from .._library import has_cuda
-from .._modules import PLAIN, has_plain_parameters, parameter
+from .._modules import PLAIN, as_node, has_plain_parameters, parameter
 
 DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 ON_CUDA = DTYPES if has_cuda() else set()
@@ -47,6 +47,9 @@ def _layer(name: str, ours: type, native: type) -> type:
     if name in OF_INDICES:
 
         def forward(self, *args, **kwargs):
+            node = as_node(self, args, kwargs)
+            if node is not None:
+                return node
             return (ours if takes(self.weight) else native).forward(self, *args, **kwargs)
     else:
         forward = _forward(ours.forward, native)
@@ -63,7 +66,8 @@ def _forward(ours, native: type, fits=None):
             except NotImplementedError as error:  # an argument that is refused by name, before anything is written
                 if is_forced(error):
                     raise
-        return native.forward(self, *args, **kwargs)
+        node = as_node(self, args, kwargs)
+        return native.forward(self, *args, **kwargs) if node is None else node
 
     return forward
 

@@ -44,15 +44,6 @@ def _(tensors, dim):
 concat_forward = torch.ops.cuda_ops.concat_forward.default
 
 
-@torch.library.register_vmap("cuda_ops::concat_forward")
-def _(info, in_dims, tensors, dim):
-    first = [
-        tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if d is None else tensor.movedim(d, 0)
-        for tensor, d in zip(tensors, in_dims[0], strict=True)
-    ]
-    return concat_forward(first, dim + 1 if dim >= 0 else dim), 0
-
-
 def concat(tensors, dim: int = 0, *, out=None) -> Tensor:
     r"""The tensors one behind the other along `dim`, as :func:`torch.cat`. On CUDA one launch copies up to 64 of them.
 

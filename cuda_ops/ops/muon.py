@@ -175,6 +175,8 @@ class Muon(WithoutEntries, getattr(torch.optim, "Muon", torch.optim.Optimizer)):
         # By rows and columns: parameters and their updates.
         shapes = {}
         for p, update in zip(params, updates, strict=True):
+            if p.numel() == 0:  # nothing to step, and no columns to divide by
+                continue
             lists = shapes.setdefault((len(p) // matrices, p.shape[1]), ([], []))
             lists[0].append(p)
             lists[1].append(update)

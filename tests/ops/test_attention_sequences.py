@@ -306,6 +306,68 @@ def test_a_cache_has_no_gradient(device):
     assert flash_attention_with_kvcache(query.detach(), cache, cache).shape == query.shape
 
 
+def test_slopes_of_a_cache_have_no_gradient(device):
+    query, cache = torch.randn(1, 1, 2, 8, device=device), torch.randn(1, 4, 2, 8, device=device)
+    slopes = torch.rand(2, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="attention_cache: not differentiable with respect to alibi_slopes"):
+        flash_attention_with_kvcache(query, cache, cache, alibi_slopes=slopes)
+
+
+@pytest.mark.parametrize("shared", ["value_cache", "cache_seqlens", "block_table", "key"])
+def test_what_lies_in_a_cache_is_not_appended_to_it(device, shared):
+    memory = torch.zeros(2, 4, 2, 8, device=device)
+    numbers = memory.view(torch.int32).view(-1)
+    new = torch.ones(1, 1, 2, 8, device=device)
+    arguments = {
+        "key_cache": memory,
+        "value_cache": torch.zeros_like(memory),
+        "key": new,
+        "value": new,
+        "cache_seqlens": torch.zeros(1, dtype=torch.int32, device=device),
+        "block_table": torch.zeros(1, 2, dtype=torch.int32, device=device),
+    }
+    same = {
+        "value_cache": memory,
+        "cache_seqlens": numbers[:1],
+        "block_table": numbers[None, :2],
+        "key": memory[:1, :1],
+    }
+    arguments[shared] = same[shared]
+    with pytest.raises(RuntimeError, match=f"attention_cache: expected {shared} to share no memory with key_cache"):
+        torch.ops.cuda_ops.attention_cache_append(*arguments.values())
+    assert not memory.any()
+
+
+def test_packed_sequences_whose_starts_have_gaps(device):
+    query, key, value = (torch.randn(9, 2, 8, device=device) for _ in range(3))
+    starts, key_starts = (torch.tensor(s, dtype=torch.int32, device=device) for s in ([0, 4, 9], [0, 6, 9]))
+    expected = flash_attention_varlen(query, key, value, starts, key_starts, 5, 6)
+    gaps = [torch.stack([s, s + 1000], 1)[:, 0] for s in (starts, key_starts)]
+    assert torch.equal(flash_attention_varlen(query, key, value, *gaps, 5, 6), expected)
+
+
+def test_the_gradient_of_logsumexp_alone(device):
+    query, key, value = (torch.randn(5, 2, 8, device=device, requires_grad=True) for _ in range(3))
+    starts = starts_of([5], device)
+    _, logsumexp = flash_attention_varlen(query, key, value, starts, starts, 5, 5, return_logsumexp=True)
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(8)
+    grads = torch.autograd.grad(logsumexp.sum(), (query, key, value))
+    expected = torch.autograd.grad(scores.logsumexp(-1).sum(), (query, key))
+    torch.testing.assert_close(grads[:2], expected)
+    assert not grads[2].any()
+
+
+def test_logsumexp_of_another_dtype_is_refused(device):
+    query = torch.randn(5, 2, 8, device=device)
+    starts = starts_of([5], device)
+    options = 5, 5, 1.0, -1, -1, 0.0, False
+    backward = torch.ops.cuda_ops.attention_varlen_backward
+    logsumexp = torch.zeros(2, 5, dtype=torch.float64, device=device)
+    refusal = "attention_varlen_backward: expected logsumexp to be float32 of shape .*, got float64"
+    with pytest.raises(RuntimeError, match=refusal):
+        backward(query, None, *[query] * 3, starts, starts, None, query, logsumexp, *options)
+
+
 def test_sinks_join_the_denominator(device_dtype):
     """As a key more, whose score is the sink and whose value is 0; values, logsumexp and gradients."""
     device, dtype = device_dtype

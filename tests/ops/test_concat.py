@@ -56,6 +56,14 @@ def test_forward_mode_of_some(device):
     assert torch.equal(tangent, torch.cat([torch.ones_like(x), torch.zeros_like(y)]))
 
 
+def test_forward_mode_of_the_second_alone(device):
+    x, y = Make(device)(2, 3), Make(device, seed=1)(1, 3)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(y, torch.ones_like(y))
+        tangent = torch.autograd.forward_ad.unpack_dual(concat([x, dual])).tangent
+    assert torch.equal(tangent, torch.cat([torch.zeros_like(x), torch.ones_like(y)]))
+
+
 def test_cat_is_concat():
     assert cuda_ops.functional.cat is concat
 

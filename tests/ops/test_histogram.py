@@ -87,6 +87,20 @@ def test_counts_have_no_gradient(device):
         bincount(n, w).sum().backward()
 
 
+def test_weights_of_another_shape(device):
+    keys, weights = torch.tensor([1, 0], device=device), torch.ones(1, 2, device=device)
+    with pytest.raises(
+        RuntimeError, match=r"bincount: expected weights to have the shape of input, \[2\], got \[1, 2\]"
+    ):
+        forward(keys, weights, 2)
+
+
+@pytest.mark.parametrize("ends", [(0.0, float("inf")), (-float("inf"), 0.0), (0.0, float("nan"))], ids=str)
+def test_ends_that_are_not_finite(ends, device):
+    with pytest.raises(RuntimeError, match="histc: expected min and max to be finite, got"):
+        histc(torch.ones(3, device=device), 4, *ends)
+
+
 def test_dtypes_of_sums(device):
     n = torch.tensor([2, 0, 2], device=device)
     for weights, dtype in [

@@ -215,6 +215,17 @@ def test_closure_and_gradients_that_are_missing():
     assert torch.equal(params[1], before[1])
 
 
+@pytest.mark.parametrize("adjust_lr_fn", [None, "match_rms_adamw"])
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_parameters_without_elements(shape, adjust_lr_fn, device):
+    """PyTorch divides by their columns."""
+    params = parameters([shape, (3, 4)], device=device)
+    before = values(params)
+    set_grads(params, 0)
+    Muon(params, adjust_lr_fn=adjust_lr_fn).step()
+    assert params[0].shape == shape and not torch.equal(params[1], before[1])
+
+
 def test_a_gradient_of_zeros_is_no_step(device):
     params = parameters([(3, 4)], device=device)
     before = values(params)

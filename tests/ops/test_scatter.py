@@ -171,6 +171,27 @@ def test_in_place(device):
             add(torch.zeros(1, 4, device=device).expand(2, 4), 0, i, source)
 
 
+def test_operands_in_the_memory_that_is_written(device):
+    memory = torch.zeros(12, dtype=torch.int32, device=device)
+    index, x = memory[:2], memory.view(torch.float32)
+    source = torch.ones(2, device=device)
+    refusal = "expected {} to share no memory with input"
+    for add, name in ((index_add_, "source"), (scatter_add_, "src")):
+        with pytest.raises(RuntimeError, match=refusal.format("index")):
+            add(x, 0, index, source)
+        with pytest.raises(RuntimeError, match=refusal.format(name)):
+            add(x, 0, torch.tensor([3, 4], device=device), x[1:3])
+    assert not memory.any()
+
+
+def test_a_negative_view_without_gaps(device):
+    index, source = torch.tensor([1, 1], device=device), torch._neg_view(torch.rand(2, 3, device=device))
+    x = torch.rand(2, 3, device=device)
+    expected = x.index_add(0, index, source.clone())
+    torch.testing.assert_close(index_add(x, 0, index, source), expected)
+    torch.testing.assert_close(index_add_(x, 0, index, source), expected)
+
+
 def test_an_imaginary_part(device):
     """A view that PyTorch negates as it reads."""
     z = torch.complex(torch.rand(2, 3), torch.rand(2, 3)).to(device)
