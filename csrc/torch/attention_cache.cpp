@@ -69,9 +69,9 @@ static Cache check_cache(const char *op, const Tensor &key_cache, const Tensor &
         TORCH_CHECK(key_cache.size(0) == batch, op, ": expected key_cache to have the batch of query, ", batch,
                     ", got shape ", key_cache.sizes());
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(call.keys < std::numeric_limits<int32_t>::max() && call.head_dim <= 256 &&
+    TORCH_CHECK_NOT_IMPLEMENTED(call.keys < std::numeric_limits<int32_t>::max() - 1024 && call.head_dim <= 256 &&
                                     call.value_dim <= 256,
-                                op, ": expected rows of up to 256 elements and less than 2^31 - 1 keys, got ",
+                                op, ": expected rows of up to 256 elements and less than 2^31 - 1025 keys, got ",
                                 "a key_cache of shape ", key_cache.sizes(), " and ", call.keys, " keys");
     sequences.new_keys = new_keys;
     if (cache_seqlens) {

@@ -131,7 +131,7 @@ static void attention(int64_t number)
     const bool packed = one_in(3), cached = !packed && one_in(3);
     cuda_ops_attention p = {};
     p.batch = random_in(1, 3), p.key_heads = random_in(1, 2), p.heads = p.key_heads * random_in(1, 3);
-    p.queries = one_in(2) ? random_in(1, 9) : random_size(150), p.keys = random_size(200);
+    p.queries = one_in(2) ? random_in(1, 9) : random_size(150), p.keys = random_size(p.queries < 10 ? 500 : 200);
     if (one_in(20))
         p.queries = 0;
     else if (one_in(20))

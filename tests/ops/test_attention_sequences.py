@@ -260,6 +260,32 @@ def test_new_keys_and_values_have_strides_of_their_own(apart, device_dtype):
         assert cache[:, :4].eq(0).all() and cache[:, 7:].eq(0).all()
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("batch, key_heads, keys", [(1, 2, 700), (1, 1, 30000), (5, 3, 3000)])
+def test_keys_that_several_blocks_have(device_dtype, batch, key_heads, keys, head_dim):
+    """Few and many of one sequence, and of sequences whose lengths differ, one of them empty: the shares of blocks end
+    anywhere. Results repeat bit by bit."""
+    device, dtype = device_dtype
+    generator = torch.Generator().manual_seed(keys)
+    query = torch.randn(batch, 1, 4 * key_heads, head_dim, generator=generator).to(device, dtype)
+    caches = [torch.randn(batch, keys, key_heads, head_dim, generator=generator).to(device, dtype) for _ in range(2)]
+    lengths = torch.randint(1, keys + 1, (batch,), generator=generator, dtype=torch.int32)
+    lengths[batch // 2] = 0 if batch > 1 else keys
+    call = {"cache_seqlens": lengths.to(device), "return_logsumexp": True}
+    output, logsumexp = flash_attention_with_kvcache(query, *caches, **call)
+    again = flash_attention_with_kvcache(query, *caches, **call)
+    assert torch.equal(again[0], output) and torch.equal(again[1], logsumexp)
+    expected, sums = torch.zeros_like(output, dtype=torch.float64), torch.empty_like(logsumexp, dtype=torch.float64)
+    for b, length in enumerate(lengths.tolist()):
+        q = query[b, 0].double().view(key_heads, 4, head_dim)
+        k, v = (cache[b, :length].double().transpose(0, 1) for cache in caches)
+        scores = q @ k.transpose(1, 2) / math.sqrt(head_dim)
+        sums[b, :, 0] = scores.logsumexp(-1).flatten()
+        expected[b, 0] = (scores.softmax(-1) @ v).flatten(0, 1)
+    assert (output.double() - expected).norm() <= 2 * RELATIVE_NORM[dtype] * expected.norm()
+    assert torch.allclose(logsumexp.double(), sums, rtol=2 * RELATIVE_NORM[dtype], atol=2 * RELATIVE_NORM[dtype])
+
+
 def test_what_lies_behind_the_lengths_is_not_read(device):
     (key_cache, value_cache), table, lengths = cache_case(device, torch.float32)
     query = torch.randn(3, 2, 4, 64, device=device)

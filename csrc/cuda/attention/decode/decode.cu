@@ -1,77 +1,129 @@
 // attention, decode path: few queries and many keys, which are read once, by all queries of the heads that share them.
-// A block takes a part of the keys of one key head, for up to 64 rows (queries of its heads) on the tensor cores, where
-// 16 rows are the left operand whether they exist or not, or 4 on the CUDA cores. Where keys are split, each part leaves
-// a normalised result, its largest score and its sum, by which a second kernel weighs the parts, in order: results
-// repeat bit by bit.
+// A block has keys of one batch and key head after the other (decode.h tells how they are shared out), for up to 64
+// rows (queries of the heads) on the tensor cores, where 16 rows are the left operand whether they exist or not, or 4
+// on the CUDA cores. Where the keys of a batch and key head are several blocks', each makes a normalised result, its
+// largest score and its sum, by which they are weighed, in order: results repeat bit by bit. A cluster's blocks weigh
+// them in each other's shared memory; those of shares leave them in the workspace to a second kernel, which waits on
+// the device until the first is done. No counters: they would have to be cleared before each call, which costs as much.
 // Keys may lie in a cache, whose lengths and pages are read here (cuda_ops_attention_sequences).
-// Bound by memory: bytes of keys and values, of which an H200 gets 3.5 to 4.1 TB/s where there are 256 MB or more.
+// Bound by memory: bytes of keys and values.
 #include "attention/decode/decode.h"
 
 #include <math_constants.h>
 
+#include "attention/decode/finish.cuh"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 
-static constexpr int THREADS = 128, WARPS = THREADS / WARP_SIZE, COLUMNS = 4 * WARP_SIZE;
-static constexpr int MOST_SPLITS = 512;
+static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE, COLUMNS = 4 * WARP_SIZE, PARTS = 8;
 
-// A block a row; its warps take every fourth part.
+// Weighs the parts of a batch and key head of which a share has the first and others have more. A block has columns of
+// a row of a share and a chunk; its warps take every eighth part, so many at once that memory is waited for once or
+// twice.
 template <typename T>
-__global__ void __launch_bounds__(THREADS) attention_decode_combine_kernel(const __grid_constant__ DecodeAttention work)
+__global__ void __launch_bounds__(THREADS)
+    attention_decode_combine_kernel(const __grid_constant__ DecodeAttention work, int keys_of_tile)
 {
     typedef accumulate_type<T> A;
-    __shared__ A sums[WARPS][COLUMNS];
+    __shared__ A sums[WARPS][COLUMNS], warp_maxima[WARPS], warp_totals[WARPS];
     const cuda_ops_attention &p = work.p;
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, value_dim = (int)p.value_dim;
+    const uint32_t place = blockIdx.x / (uint32_t)work.rows_at_once;
+    const int row = (int)(blockIdx.x - place * (uint32_t)work.rows_at_once);
+    const int share = (int)work.by_chunks.of(place), chunk = (int)place - share * work.chunks;
+    if (p.sequences.key_lengths)
+        wait_for_predecessor(); // lengths are read
+    DecodeGroup group(work, keys_of_tile);
+    const DecodeShares shares(group.all_tiles(), work.shares);
+    const int begin = shares.begin(share), end = shares.begin(share + 1);
     wait_for_predecessor();
     release_successor();
-    for (int64_t row = blockIdx.x; row < work.all_rows; row += gridDim.x) {
-        const A *const maxima = (const A *)work.partial_maximum + row, *const totals =
-                                                                           (const A *)work.partial_total + row;
-        A largest = -A(CUDART_INF);
-        for (int s = lane; s < work.splits; s += WARP_SIZE)
-            largest = fmax(largest, maxima[s * work.all_rows]);
+    const uint32_t r = (uint32_t)(chunk * work.rows_at_once + row);
+    if (begin == end || r >= (uint32_t)work.rows)
+        return;
+    const int group_begin = end - 1 - group.find(end - 1), group_end = group_begin + group.tiles;
+    if (group_begin < begin || group_end == end)
+        return;
+    const int parts = shares.of(group_end - 1) - share + 1;
+    // Where the row of part s is; the share's first part comes before its second one.
+    const auto part_at = [&](int s) {
+        const bool is_second = s == 0 && group_begin > begin;
+        return (((int64_t)(share + s) * work.chunks + chunk) * 2 + is_second) * work.rows_at_once + row;
+    };
+    const A *const maxima = (const A *)work.partial_maximum, *const totals = (const A *)work.partial_total;
+    const uint32_t head_of_group = work.by_queries.of(r);
+    const int64_t i = (int)(r - head_of_group * (uint32_t)p.queries);
+    const int64_t head = group.key_head * work.heads_of_group + (int)head_of_group, batch = group.batch;
+    T *const to = (T *)work.output + batch * p.output.batch + head * p.output.head + i * p.output.row;
+    const int first = (int)blockIdx.y * COLUMNS;
+    A largest = -A(CUDART_INF), total = 0, sum[4] = {};
+    for (int base = warp; base < parts; base += WARPS * WARP_SIZE) {
+        // A lane has a part's numbers, and columns of all; the first columns are asked for together with the numbers.
+        A values[PARTS][4];
+        const auto load = [&](int j) {
 #pragma unroll
-        for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2)
-            largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, offset));
-        const A base = largest == -A(CUDART_INF) ? A(0) : largest;
-        A total = 0;
-        for (int s = lane; s < work.splits; s += WARP_SIZE)
-            total += totals[s * work.all_rows] * exp(maxima[s * work.all_rows] - base);
-        total = warp_sum(total);
-        const A factor = total == A(0) ? A(0) : A(1) / total;
-        const int64_t i = row % p.queries, head = row / p.queries % p.heads, batch = row / p.queries / p.heads;
-        T *const to = (T *)work.output + batch * p.output.batch + head * p.output.head + i * p.output.row;
-        for (int first = 0; first < value_dim; first += COLUMNS) {
-            A sum[4] = {};
-#pragma unroll 4
-            for (int s = warp; s < work.splits; s += WARPS) {
-                const A weight = totals[s * work.all_rows] * exp(maxima[s * work.all_rows] - base);
-                const A *const partial = (const A *)work.partial + (s * work.all_rows + row) * value_dim;
+            for (int u = 0; u < PARTS; u++) {
+                const int s = base + (j + u) * WARPS;
+                const A *const partial = (const A *)work.partial + part_at(s) * value_dim;
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     const int column = first + c * WARP_SIZE + lane;
-                    if (column < value_dim)
-                        sum[c] += weight * partial[column];
+                    values[u][c] = s < parts && column < value_dim ? partial[column] : A(0);
                 }
             }
-            __syncthreads(); // the sums before have been read
+        };
+        load(0);
+        const int mine = base + lane * WARPS;
+        const A maximum = mine < parts ? maxima[part_at(mine)] : -A(CUDART_INF);
+        const A total_of_part = mine < parts ? totals[part_at(mine)] : A(0);
+        A larger = fmax(largest, maximum);
 #pragma unroll
-            for (int c = 0; c < 4; c++)
-                sums[warp][c * WARP_SIZE + lane] = sum[c];
-            __syncthreads();
-            const int column = first + threadIdx.x;
-            if (column < value_dim) {
-                A x = 0;
+        for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2)
+            larger = fmax(larger, __shfl_xor_sync(FULL_WARP, larger, offset));
+        const A factor = exp(largest - decode_base(larger));
+        const A weight = total_of_part * exp(maximum - decode_base(larger));
+        largest = larger;
+        total = total * factor + warp_sum(weight);
 #pragma unroll
-                for (int w = 0; w < WARPS; w++)
-                    x += sums[w][threadIdx.x];
-                to[column] = store_from_accumulate<T>(x * factor);
+        for (int c = 0; c < 4; c++)
+            sum[c] *= factor;
+        for (int j = 0; j < WARP_SIZE && base + j * WARPS < parts; j += PARTS) {
+            if (j > 0)
+                load(j);
+#pragma unroll
+            for (int u = 0; u < PARTS; u++) {
+                const A w = __shfl_sync(FULL_WARP, weight, j + u);
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    sum[c] += w * values[u][c];
             }
         }
-        if (threadIdx.x == 0)
-            ((A *)work.logsumexp)[row] = total == A(0) ? -A(CUDART_INF) : largest + log(total);
     }
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+        sums[warp][c * WARP_SIZE + lane] = sum[c];
+    if (lane == 0)
+        warp_maxima[warp] = largest, warp_totals[warp] = total;
+    __syncthreads();
+    const int column = first + (int)threadIdx.x;
+    if (threadIdx.x >= COLUMNS || column >= value_dim)
+        return;
+    largest = warp_maxima[0];
+#pragma unroll
+    for (int w = 1; w < WARPS; w++)
+        largest = fmax(largest, warp_maxima[w]);
+    A x = 0;
+    total = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        const A factor = exp(warp_maxima[w] - decode_base(largest));
+        x += sums[w][threadIdx.x] * factor;
+        total += warp_totals[w] * factor;
+    }
+    to[column] = store_from_accumulate<T>(total == A(0) ? A(0) : x / total);
+    if (column == 0)
+        ((A *)work.logsumexp)[(batch * p.heads + head) * p.queries + i] =
+            total == A(0) ? -A(CUDART_INF) : largest + log(total);
 }
 
 // 64, 128 or 256; 0: longer.
@@ -92,7 +144,13 @@ static int64_t rows_of_key_head(const cuda_ops_attention &p)
     return p.heads / p.key_heads * p.queries;
 }
 
-Answer attention_decode_supports(const AttentionCall &call, const Device &)
+static int keys_of_tile(const AttentionCall &call, bool tensor_cores)
+{
+    const int head = padded_head(call.problem);
+    return tensor_cores ? decode_mma_keys(head) : decode_simt_keys(head, dtype_size(call.dtype));
+}
+
+Answer attention_decode_supports(const AttentionCall &call, const Device &device)
 {
     const cuda_ops_attention &p = call.problem;
     if (call.backward)
@@ -105,13 +163,14 @@ Answer attention_decode_supports(const AttentionCall &call, const Device &)
         return no("has no dropout");
     if (p.sequences.query_starts)
         return no("takes no packed sequences");
-    if (p.keys >= INT32_MAX)
+    // With room for a tile beyond the last key.
+    if (p.keys >= INT32_MAX - 1024)
         return no("numbers its keys by 31 bits");
-    const int64_t heads = p.batch * p.key_heads;
+    const int64_t heads = p.batch * p.key_heads, keys = keys_of_tile(call, takes_tensor_cores(call, device));
+    if (heads > INT32_MAX / (p.keys / keys + 1))
+        return no("numbers its tiles of keys by 31 bits");
     // Keys are split where there are fewer blocks than the device takes.
-    return ceil_div(rows_of_key_head(p), DECODE_SIMT_ROWS) > INT32_MAX / heads
-               ? no("more blocks than a launch may have")
-               : YES;
+    return rows_of_key_head(p) > INT32_MAX / heads ? no("more blocks than a launch may have") : YES;
 }
 
 Answer attention_decode_is_fast(const AttentionCall &call, const Device &device)
@@ -119,24 +178,87 @@ Answer attention_decode_is_fast(const AttentionCall &call, const Device &device)
     const cuda_ops_attention &p = call.problem;
     if (p.sequences.key_lengths || p.sequences.block_table)
         return YES;
-    const int64_t most = takes_tensor_cores(call, device) ? DECODE_MMA_ROWS : 16;
+    const int64_t most = takes_tensor_cores(call, device) ? 64 : 16;
     return p.queries > 16 || rows_of_key_head(p) > most ? no("is for few queries") : YES;
 }
 
-// The fewest parts of the keys by which the rounds of blocks are nearly as full as by any number: a block that has few
-// keys is mostly its beginning and its end.
-static int splits_of(int64_t blocks, int64_t tiles, int64_t at_once)
-{
-    const int64_t most = cuda_ops_attention_clamp(2 * at_once / blocks, 1, tiles < MOST_SPLITS ? tiles : MOST_SPLITS);
-    double best = 0;
-    for (int64_t splits = 1; splits <= most; splits++) {
-        const double full = (double)(blocks * splits) / (double)(ceil_div(blocks * splits, at_once) * at_once);
-        best = full > best ? full : best;
+// ---- how tiles are shared out ----
+
+// Microseconds of an H200, by which the ways are compared (benchmarks/notes/attention.md): of a multiprocessor for a
+// tile of 32 KiB where all of them read; of what follows where parts are weighed, by a cluster and by a second kernel,
+// and there for each part; of a further round of blocks.
+static constexpr double SHARED_TILE = 1.0, CLUSTER_PARTS = 1.1, SHARES_PARTS = 4.0, SHARES_PART = 0.1, ROUND = 1.0;
+// Clusters of 16, which not every device has, are not spread evenly over the multiprocessors.
+static constexpr double LARGE_CLUSTER_PARTS = 3.2, LARGE_CLUSTER_MEMORY = 1.12;
+
+// Of a tile: of a multiprocessor where all read; of a block that has one for itself; and the least of a multiprocessor.
+struct DecodeTile {
+    double shared, own, least;
+};
+
+struct DecodeTimes {
+    DecodeTile tile;
+    double tiles; // of all batches and key heads
+    int64_t multiprocessors, at_once;
+
+    // blocks of so many tiles each
+    double of(int64_t blocks, double tiles_of_block) const
+    {
+        const double rounds = (double)ceil_div(blocks, at_once), full = (double)blocks / (rounds * (double)at_once);
+        const double memory = tiles * tile.shared / (double)multiprocessors / (rounds > 1 ? full : 1);
+        const double own = tiles_of_block * rounds * tile.own;
+        const double least = tiles_of_block * (double)ceil_div(blocks, multiprocessors) * tile.least;
+        const double most = memory > own ? memory : own;
+        return (most > least ? most : least) + (rounds - 1) * ROUND;
     }
-    for (int64_t splits = 1; splits <= most; splits++)
-        if ((double)(blocks * splits) >= 0.9 * best * (double)(ceil_div(blocks * splits, at_once) * at_once))
-            return (int)splits;
-    return 1;
+};
+
+// As many shares as the device takes blocks at once, a chunk each, or some rounds of it that are nearly full.
+static int64_t shares_of(int64_t chunks, int64_t tiles, int64_t at_once)
+{
+    const int64_t one_round = at_once / chunks;
+    if (one_round >= 8)
+        return one_round < tiles ? one_round : tiles;
+    const int64_t most = cuda_ops_attention_clamp(8 * at_once / chunks, 1, tiles);
+    const auto full = [&](int64_t shares) {
+        return (double)(chunks * shares) / (double)(ceil_div(chunks * shares, at_once) * at_once);
+    };
+    double best = 0;
+    for (int64_t shares = 1; shares <= most; shares++)
+        best = full(shares) > best ? full(shares) : best;
+    int64_t shares = 1;
+    while (full(shares) < 0.97 * best)
+        shares++;
+    return shares;
+}
+
+static void share_out(DecodeAttention &work, const Device &device, int at_once, const DecodeTile &tile,
+                      int most_cluster)
+{
+    const cuda_ops_attention &p = work.p;
+    const int64_t groups = p.batch * p.key_heads, tiles = work.tiles, chunks = work.chunks;
+    const DecodeTimes times = {tile, (double)(groups * tiles), device.multiprocessors,
+                               (int64_t)at_once * device.multiprocessors};
+    double best = times.of(groups * chunks, (double)tiles);
+    work.cluster = 1;
+    // Clusters whose blocks have a multiprocessor each: with more of them it is as if some found no room at once.
+    for (int64_t cluster = 2; cluster <= most_cluster && cluster < 2 * tiles; cluster *= 2) {
+        const int64_t blocks = groups * chunks * cluster;
+        if (blocks > device.multiprocessors)
+            break;
+        const bool large = cluster > DECODE_PORTABLE_CLUSTER;
+        const double time = times.of(blocks, (double)ceil_div(tiles, cluster)) * (large ? LARGE_CLUSTER_MEMORY : 1) +
+                            (large ? LARGE_CLUSTER_PARTS : CLUSTER_PARTS);
+        if (time < best)
+            best = time, work.cluster = (int)cluster;
+    }
+    const int64_t shares = shares_of(chunks, groups * tiles, times.at_once);
+    const double time = times.of(shares * chunks, (double)(groups * tiles) / (double)shares) + SHARES_PARTS +
+                        SHARES_PART * (double)shares / (double)groups;
+    // Of lengths that the kernel reads, which may differ, shares have as many tiles each.
+    const bool may_differ = p.sequences.key_lengths && p.batch > 1 && chunks == 1 && best > 2 * SHARES_PARTS;
+    if (shares > 1 && (time < best || may_differ))
+        work.shares = (int)shares, work.cluster = 1;
 }
 
 static DecodeAttention work_of(const AttentionCall &call, const Device &device, bool tensor_cores)
@@ -147,29 +269,51 @@ static DecodeAttention work_of(const AttentionCall &call, const Device &device, 
     work.p = p;
     work.query = call.query, work.key = call.key, work.value = call.value;
     work.output = call.output, work.logsumexp = call.logsumexp;
-    work.rows = rows_of_key_head(p);
-    work.all_rows = p.batch * p.heads * p.queries;
+    work.heads_of_group = (int)(p.heads / p.key_heads);
+    work.rows = (int)rows_of_key_head(p);
+    const int most_rows = tensor_cores ? decode_mma_rows(head) : DECODE_SIMT_ROWS;
+    work.rows_at_once = work.rows < most_rows ? work.rows : most_rows;
+    work.chunks = (int)ceil_div(work.rows, work.rows_at_once);
     work.general = p.softcap > 0 || p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || p.alibi_slopes || !(p.scale > 0);
     work.vectors = attention_rows_are_aligned(call);
     if (p.sequences.block_table)
-        work.page_size = divider_by((uint32_t)p.sequences.page_size);
-    work.chunks = (int)ceil_div(work.rows, tensor_cores ? DECODE_MMA_ROWS : DECODE_SIMT_ROWS);
-    int64_t seen = p.keys;
-    if (p.window_left < p.keys && p.window_right < p.keys && p.window_left + p.window_right + p.queries < p.keys)
-        seen = p.window_left + p.window_right + p.queries;
-    const int keys = tensor_cores ? decode_mma_keys(head) : decode_simt_keys(head, dtype_size(call.dtype));
-    const int64_t blocks = p.batch * p.key_heads * work.chunks, tiles = ceil_div(seen, keys);
+        work.by_page_size = divider_by((uint32_t)p.sequences.page_size);
+    work.by_chunks = divider_by((uint32_t)work.chunks), work.by_key_heads = divider_by((uint32_t)p.key_heads);
+    work.by_queries = divider_by((uint32_t)p.queries);
+    const int keys = keys_of_tile(call, tensor_cores);
+    // Of lengths in memory: as if all were the longest.
+    const int64_t seen = cuda_ops_attention_last_key(&p, p.queries - 1) - cuda_ops_attention_first_key(&p, 0);
+    int64_t tiles = ceil_div(seen, keys);
+    if (p.sequences.key_lengths) {
+        const int64_t in_windows =
+            p.window_left < p.keys && p.window_right < p.keys ? p.window_left + p.window_right + p.queries : p.keys;
+        tiles = ceil_div(in_windows < p.keys ? in_windows : p.keys, keys);
+    }
+    work.tiles = tiles > 1 ? (int)tiles : 1;
     const int at_once = !tensor_cores                     ? decode_simt_blocks(head, call.dtype)
                         : call.dtype == CUDA_OPS_BFLOAT16 ? decode_mma_bfloat16_blocks(head)
                                                           : decode_mma_float16_blocks(head);
-    work.splits = splits_of(blocks, tiles, (int64_t)at_once * device.multiprocessors);
+    const double shared = SHARED_TILE * 2 * (double)keys * head * (double)dtype_size(call.dtype) / (32 << 10);
+    const DecodeTile tile = !tensor_cores             ? DecodeTile{shared, 1.2, 0.2}
+                            : work.rows_at_once <= 16 ? DecodeTile{shared, 0.8, 0.4}
+                            : work.rows_at_once <= 32 ? DecodeTile{shared, 2.0, 1.2}
+                                                      : DecodeTile{shared, 2.5, 2.3};
+    const int most_cluster = device.capability < 90 ? 1
+                             : tensor_cores         ? 2 * DECODE_PORTABLE_CLUSTER
+                                                    : DECODE_PORTABLE_CLUSTER;
+    share_out(work, device, at_once, tile, most_cluster);
     return work;
+}
+
+// Rows of parts.
+static int64_t partial_rows(const DecodeAttention &work)
+{
+    return (int64_t)work.shares * work.chunks * 2 * work.rows_at_once;
 }
 
 static int64_t bytes_of(const DecodeAttention &work, cuda_ops_dtype dtype)
 {
-    return work.splits > 1 ? work.splits * work.all_rows * (work.p.value_dim + 2) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4)
-                           : 0;
+    return partial_rows(work) * (work.p.value_dim + 2) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
 }
 
 // The pointers may turn out not to be aligned.
@@ -183,10 +327,11 @@ int64_t attention_decode_workspace(const AttentionCall &call, const Device &devi
 }
 
 template <typename T>
-static cuda_ops_status combine(const DecodeAttention &work, cudaStream_t stream)
+static cuda_ops_status combine(const DecodeAttention &work, int keys, cudaStream_t stream)
 {
-    launch_dependent(attention_decode_combine_kernel<T>, dim3(clamp_grid(work.all_rows)), dim3(THREADS), 0, stream,
-                     work);
+    const int64_t blocks = (int64_t)(work.shares - 1) * work.chunks * work.rows_at_once;
+    const dim3 grid((unsigned int)blocks, (unsigned int)ceil_div(work.p.value_dim, COLUMNS));
+    launch_dependent(attention_decode_combine_kernel<T>, grid, dim3(THREADS), 0, stream, work, keys);
     return launch_status();
 }
 
@@ -195,13 +340,11 @@ cuda_ops_status attention_decode(const AttentionCall &call, const Device &device
     const bool tensor_cores = takes_tensor_cores(call, device);
     DecodeAttention work = work_of(call, device, tensor_cores);
     const cuda_ops_attention &p = call.problem;
-    if (work.splits > 1) {
-        work.partial = call.workspace;
-        const int64_t size = call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
-        work.partial_maximum = (char *)call.workspace + work.splits * work.all_rows * p.value_dim * size;
-        work.partial_total = (char *)work.partial_maximum + work.splits * work.all_rows * size;
-    }
-    const int64_t blocks = p.batch * p.key_heads * work.chunks * work.splits;
+    const int64_t size = call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4, partial = partial_rows(work);
+    work.partial = call.workspace;
+    work.partial_maximum = (char *)call.workspace + partial * p.value_dim * size;
+    work.partial_total = (char *)work.partial_maximum + partial * size;
+    const int64_t blocks = work.chunks * (work.shares > 0 ? work.shares : p.batch * p.key_heads * work.cluster);
     const int head = padded_head(p);
     cuda_ops_status status;
     if (!tensor_cores)
@@ -210,8 +353,12 @@ cuda_ops_status attention_decode(const AttentionCall &call, const Device &device
         status = decode_mma_bfloat16(head, work, blocks, call.stream);
     else
         status = decode_mma_float16(head, work, blocks, call.stream);
-    if (status != CUDA_OPS_SUCCESS || work.splits == 1)
+    // Whether shares end where batches and key heads do.
+    const int64_t tiles = p.batch * p.key_heads * work.tiles;
+    const bool are_whole = !p.sequences.key_lengths && work.shares > 0 && tiles % work.shares == 0 &&
+                           tiles / work.shares % work.tiles == 0;
+    if (status != CUDA_OPS_SUCCESS || work.shares == 0 || are_whole)
         return status;
-    CUDA_OPS_DISPATCH(call.dtype, T, return combine<T>(work, call.stream));
+    CUDA_OPS_DISPATCH(call.dtype, T, return combine<T>(work, keys_of_tile(call, tensor_cores), call.stream));
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }

@@ -1,4 +1,4 @@
-// attention's decode path: what its two kernels and their launcher share.
+// attention's decode path: what its kernels and their launcher share.
 #ifndef CUDA_OPS_ATTENTION_DECODE_H
 #define CUDA_OPS_ATTENTION_DECODE_H
 
@@ -6,26 +6,45 @@
 #include "common/fast_division.cuh"
 
 // Queries of the heads that share a key head are its rows: row r is query r % queries of head r / queries of its group.
+//
+// The keys of a batch and key head, as many as its queries see, are a number of tiles, the last of which may be short;
+// a tile is what a block takes at once. There is at least one. Tiles are shared out among blocks in one of two ways:
+//
+//     groups    a batch and key head has a cluster of blocks, each of which takes a part of its tiles
+//     shares    the tiles of all of them, one after the other, are cut into `shares` of as many tiles each, wherever
+//               one batch and key head ends and another begins: a block has all of some, and parts of two at most
+//
+// Rows beyond those that a block takes are of other chunks, which have blocks of their own for the same keys.
 struct DecodeAttention {
     cuda_ops_attention p;
     const void *query, *key, *value;
     void *output, *logsumexp; // of the call
-    // Where splits > 1, of each part: results, [splits, all rows, value_dim], and the largest score and the sum of
-    // exponentials of what is less than it, [splits, all rows]. Their logsumexp is one number, which for low scores is
-    // the largest alone, however many there are.
+    // Of parts of a batch and key head's keys that are of different shares: normalised results, [shares, chunks, 2,
+    // rows_at_once, value_dim], and of each row the largest score and the sum of exponentials of what is less than it,
+    // without value_dim. Their logsumexp is one number, which for low scores is the largest alone, however many there
+    // are. The second of the 2 is the part at a share's end, if it is not the first that the share has.
     void *partial, *partial_maximum, *partial_total;
-    int64_t rows;     // of a key head
-    int64_t all_rows; // of the call
-    int chunks;       // of rows, a block each
-    int splits;       // of keys, a block each
-    bool general;     // scores are more than products within windows times a positive scale
-    bool vectors;     // rows are whole 16-byte vectors that are aligned
-    Divider page_size;
+    int heads_of_group; // of a key head
+    int rows;           // of a key head
+    int rows_at_once;   // of those, the most that a block takes
+    int chunks;
+    int cluster;  // blocks of a batch and key head's tiles; 1 with shares
+    int shares;   // 0: groups
+    int tiles;    // of each batch and key head, if no lengths are read in memory
+    bool general; // scores are more than products within windows times a positive scale
+    bool vectors; // rows are whole 16-byte vectors that are aligned
+    Divider by_chunks, by_key_heads, by_queries, by_page_size;
 };
 
-// Tensor cores (mma_<dtype>.cu) and CUDA cores (simt.cu): rows that a block takes, keys that a block takes at once, and
-// the launch. head: 64, 128 or 256.
-static constexpr int DECODE_MMA_ROWS = 64, DECODE_SIMT_ROWS = 4;
+// Tensor cores (mma_<dtype>.cu) and CUDA cores (simt.cu): rows that a block takes, keys of a tile, and the launch.
+// head: 64, 128 or 256.
+static constexpr int DECODE_SIMT_ROWS = 4;
+// Blocks of a cluster that every device of clusters has room for.
+static constexpr int DECODE_PORTABLE_CLUSTER = 8;
+static constexpr int decode_mma_rows(int head)
+{
+    return head == 256 ? 32 : 64;
+}
 static constexpr int decode_mma_keys(int head)
 {
     return 8192 / head;

@@ -1,9 +1,9 @@
 // attention's decode path on the CUDA cores: every dtype, rows of up to 256 elements, aligned or not.
 // A block of four warps takes 4 rows. A row of keys or values is 16 bytes a lane, so a warp has one to four of them at
 // once, and each lane a few in flight. Products are summed over a group's lanes so that each lane is left with those of
-// one row and a key or two, whose exponentials it makes for all. Every group has maxima and sums of its own keys, which
-// are put together at the end.
-#include "attention/decode/position.cuh"
+// one row and a key or two, whose exponentials it makes for all. Every group of lanes has maxima and sums of its own
+// keys, which are put together at the end.
+#include "attention/decode/finish.cuh"
 #include "common/aligned_vector.cuh"
 
 static constexpr int THREADS = 128, WARPS = THREADS / WARP_SIZE, ROWS = DECODE_SIMT_ROWS;
@@ -69,203 +69,198 @@ __global__ void __launch_bounds__(THREADS) attention_decode_simt_kernel(const __
     typedef accumulate_type<T> A;
     typedef SimtShape<T, HEAD> S;
     constexpr int SIZE = S::SIZE, LANES = S::LANES, CHUNKS = S::CHUNKS, KEYS = S::KEYS;
-    __shared__ A sums[WARPS][ROWS][HEAD], maxima[WARPS][ROWS], totals[WARPS][ROWS];
+    __shared__ A sums[WARPS][ROWS][HEAD], maxima[WARPS][ROWS], totals[WARPS][ROWS], row_maxima[ROWS], row_totals[ROWS];
     const cuda_ops_attention &p = work.p;
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, lane_of_row = lane % LANES;
-    const DecodePosition at(work, ROWS, THREADS / LANES * KEYS);
-    const CachedRows cached(work, at.batch);
-    const int64_t group = p.heads / p.key_heads;
-    const T *const key = (const T *)work.key + at.key_head * p.key.head;
-    const T *const value = (const T *)work.value + at.key_head * p.value.head;
+    if (p.sequences.key_lengths)
+        wait_for_predecessor(); // lengths are read
+    DecodeWalk walk(work, THREADS / LANES * KEYS);
+    wait_for_predecessor();
+    release_successor();
+    if (walk.left == 0)
+        return;
+    const DecodeRows rows(work, walk.chunk);
     const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim;
-
-    A query[ROWS][CHUNKS][SIZE], sum[ROWS][CHUNKS][SIZE] = {};
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const int64_t row = at.first_row + (r < at.count ? r : 0);
-        const T *const from = (const T *)work.query + at.batch * p.query.batch +
-                              (at.key_head * group + row / p.queries) * p.query.head + row % p.queries * p.query.row;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            vector16<T> part = {};
-            load_part(part, from, (c * LANES + lane_of_row) * SIZE, head_dim, work.vectors);
-#pragma unroll
-            for (int e = 0; e < SIZE; e++)
-                query[r][c][e] = element_of(part, e);
-        }
-    }
     // The row and the first of the keys at once of which this lane keeps scores.
     const int my_row = lane_of_row / S::ROW_LANES, my_key = lane_of_row / S::COPIES * S::KEPT % KEYS;
     const int first_lane = lane - lane_of_row;
-    const bool is_there = my_row < at.count;
-    const int64_t row = at.first_row + (is_there ? my_row : 0), i = row % p.queries;
-    const int first = (int)cuda_ops_attention_sequence_first_key(&at.s, i);
-    const int last = is_there ? (int)cuda_ops_attention_sequence_last_key(&at.s, i) : 0;
-    AttentionScores<A> scores(p, at.batch, at.key_head * group + row / p.queries);
-    scores.s = at.s;
-    A maximum = -A(CUDART_INF), total = 0;
-    for (int64_t base = at.from + warp * S::GROUPS * KEYS; base < at.s.keys; base += WARPS * S::GROUPS * KEYS) {
-        const int64_t j = base + lane / LANES * KEYS;
-        vector16<T> k[KEYS][CHUNKS] = {}, v[KEYS][CHUNKS] = {};
+    const bool is_there = my_row < rows.count;
+    do {
+        const int64_t batch = walk.group.batch;
+        const int first_head = walk.group.key_head * work.heads_of_group;
+        const CachedRows cached(work, batch);
+        const T *const key = (const T *)work.key + walk.group.key_head * p.key.head;
+        const T *const value = (const T *)work.value + walk.group.key_head * p.value.head;
+        check_length(walk);
+        A query[ROWS][CHUNKS][SIZE], sum[ROWS][CHUNKS][SIZE] = {};
 #pragma unroll
-        for (int u = 0; u < KEYS; u++) {
-            int64_t page = at.batch, row_of_cache = j + u;
-            bool there = j + u < at.s.keys;
-            if (cached.table && there) {
-                int row_of_page;
-                const int32_t found = cached.page_of(j + u, true, row_of_page);
-                there = cached.has(found);
-                if (!there)
-                    record_bad_page(work, at.batch, j + u, found);
-                page = found, row_of_cache = row_of_page;
+        for (int r = 0; r < ROWS; r++) {
+            const uint32_t row = (uint32_t)(rows.first_row + (r < rows.count ? r : 0)), head = work.by_queries.of(row);
+            const int64_t i = (int)(row - head * (uint32_t)p.queries);
+            const T *const from = (const T *)work.query + batch * p.query.batch +
+                                  (first_head + (int64_t)head) * p.query.head + i * p.query.row;
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++) {
+                vector16<T> part = {};
+                load_part(part, from, (c * LANES + lane_of_row) * SIZE, head_dim, work.vectors);
+#pragma unroll
+                for (int e = 0; e < SIZE; e++)
+                    query[r][c][e] = element_of(part, e);
             }
-            const T *const k_row = key + page * p.key.batch + row_of_cache * p.key.row;
-            const T *const v_row = value + page * p.value.batch + row_of_cache * p.value.row;
-            if (there)
+        }
+        const uint32_t row = (uint32_t)(rows.first_row + (is_there ? my_row : 0)), head = work.by_queries.of(row);
+        const int64_t i = (int)(row - head * (uint32_t)p.queries);
+        const AttentionScores<A> scores(p, batch, first_head + (int64_t)head);
+        const int first = (int)cuda_ops_attention_sequence_first_key(&scores.s, i);
+        const int seen = (int)cuda_ops_attention_sequence_last_key(&scores.s, i);
+        const int last = !is_there ? 0 : seen < walk.to ? seen : walk.to;
+        A maximum = -A(CUDART_INF), total = 0;
+        for (int base = walk.from + warp * S::GROUPS * KEYS; base < walk.to; base += WARPS * S::GROUPS * KEYS) {
+            const int j = base + lane / LANES * KEYS;
+            vector16<T> k[KEYS][CHUNKS] = {}, v[KEYS][CHUNKS] = {};
 #pragma unroll
-                for (int c = 0; c < CHUNKS; c++) {
-                    const int column = (c * LANES + lane_of_row) * SIZE;
-                    load_part(k[u][c], k_row, column, head_dim, work.vectors);
-                    load_part(v[u][c], v_row, column, value_dim, work.vectors);
+            for (int u = 0; u < KEYS; u++) {
+                int64_t page = batch, row_of_cache = j + u;
+                bool there = j + u < walk.to;
+                if (cached.table && there) {
+                    int row_of_page;
+                    const int32_t found = cached.page_of(j + u, true, row_of_page);
+                    there = cached.has(found);
+                    if (!there)
+                        record_bad_page(work, batch, j + u, found);
+                    page = found, row_of_cache = row_of_page;
                 }
-        }
-        A weights[S::SCORES] = {};
+                const T *const k_row = key + page * p.key.batch + row_of_cache * p.key.row;
+                const T *const v_row = value + page * p.value.batch + row_of_cache * p.value.row;
+                if (there)
 #pragma unroll
-        for (int u = 0; u < KEYS; u++)
+                    for (int c = 0; c < CHUNKS; c++) {
+                        const int column = (c * LANES + lane_of_row) * SIZE;
+                        load_part(k[u][c], k_row, column, head_dim, work.vectors);
+                        load_part(v[u][c], v_row, column, value_dim, work.vectors);
+                    }
+            }
+            A weights[S::SCORES] = {};
 #pragma unroll
-            for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-                for (int e = 0; e < SIZE; e++) {
-                    const A x = element_of(k[u][c], e);
-#pragma unroll
-                    for (int r = 0; r < ROWS; r++)
-                        weights[r * KEYS + u] += query[r][c][e] * x;
-                }
-        sum_and_scatter<LANES>(weights);
-        A largest = maximum;
-#pragma unroll
-        for (int kept = 0; kept < S::KEPT; kept++) {
-            const int at_key = (int)j + my_key + kept;
-            A &x = weights[kept];
-            x *= A(p.scale);
-            if (at_key < first || at_key >= last)
-                x = -A(CUDART_INF);
-            else if (work.general)
-                x = decode_general_score<T>(scores, x, i, at_key);
-            largest = fmax(largest, x);
-        }
-#pragma unroll
-        for (int offset = 1; offset < S::ROW_LANES; offset *= 2)
-            largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, offset));
-        const A base_of_row = largest == -A(CUDART_INF) ? A(0) : largest, factor = exp(maximum - base_of_row);
-        maximum = largest;
-        total *= factor;
-#pragma unroll
-        for (int kept = 0; kept < S::KEPT; kept++) {
-            weights[kept] = exp(weights[kept] - base_of_row);
-            total += weights[kept];
-        }
-        // The largest score seldom changes.
-        if (__any_sync(FULL_WARP, factor != A(1)))
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                const A f = __shfl_sync(FULL_WARP, factor, first_lane + r * S::ROW_LANES);
+            for (int u = 0; u < KEYS; u++)
 #pragma unroll
                 for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
-                    for (int e = 0; e < SIZE; e++)
-                        sum[r][c][e] *= f;
+                    for (int e = 0; e < SIZE; e++) {
+                        const A x = element_of(k[u][c], e);
+#pragma unroll
+                        for (int r = 0; r < ROWS; r++)
+                            weights[r * KEYS + u] += query[r][c][e] * x;
+                    }
+            sum_and_scatter<LANES>(weights);
+            A largest = maximum;
+#pragma unroll
+            for (int kept = 0; kept < S::KEPT; kept++) {
+                const int at_key = j + my_key + kept;
+                A &x = weights[kept];
+                x *= A(p.scale);
+                if (at_key < first || at_key >= last)
+                    x = -A(CUDART_INF);
+                else if (work.general)
+                    x = decode_general_score<T>(scores, x, i, at_key);
+                largest = fmax(largest, x);
             }
 #pragma unroll
-        for (int u = 0; u < KEYS; u++) {
-            A w[ROWS];
+            for (int offset = 1; offset < S::ROW_LANES; offset *= 2)
+                largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, offset));
+            const A base_of_row = decode_base(largest), factor = exp(maximum - base_of_row);
+            maximum = largest;
+            total *= factor;
 #pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                w[r] = __shfl_sync(FULL_WARP, weights[(r * KEYS + u) % S::KEPT],
-                                   first_lane + (r * KEYS + u) / S::KEPT * S::COPIES);
+            for (int kept = 0; kept < S::KEPT; kept++) {
+                weights[kept] = exp(weights[kept] - base_of_row);
+                total += weights[kept];
+            }
+            // The largest score seldom changes.
+            if (__any_sync(FULL_WARP, factor != A(1)))
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+                    const A f = __shfl_sync(FULL_WARP, factor, first_lane + r * S::ROW_LANES);
+#pragma unroll
+                    for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+                        for (int e = 0; e < SIZE; e++)
+                            sum[r][c][e] *= f;
+                }
+#pragma unroll
+            for (int u = 0; u < KEYS; u++) {
+                A w[ROWS];
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+                    w[r] = __shfl_sync(FULL_WARP, weights[(r * KEYS + u) % S::KEPT],
+                                       first_lane + (r * KEYS + u) / S::KEPT * S::COPIES);
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+                    for (int e = 0; e < SIZE; e++) {
+                        const A x = element_of(v[u][c], e);
+#pragma unroll
+                        for (int r = 0; r < ROWS; r++)
+                            sum[r][c][e] += w[r] * x;
+                    }
+            }
+        }
+        // The groups of a warp, then the warps of the block.
+        A largest = maximum;
+#pragma unroll
+        for (int offset = LANES; offset < WARP_SIZE; offset *= 2)
+            largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, offset));
+        const A factor = exp(maximum - decode_base(largest));
+        total *= factor;
+#pragma unroll
+        for (int offset = S::COPIES; offset < S::ROW_LANES; offset *= 2)
+            total += __shfl_xor_sync(FULL_WARP, total, offset);
+#pragma unroll
+        for (int offset = LANES; offset < WARP_SIZE; offset *= 2)
+            total += __shfl_xor_sync(FULL_WARP, total, offset);
+        if (lane == my_row * S::ROW_LANES)
+            maxima[warp][my_row] = largest, totals[warp][my_row] = total;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const A f = __shfl_sync(FULL_WARP, factor, first_lane + r * S::ROW_LANES);
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
                 for (int e = 0; e < SIZE; e++) {
-                    const A x = element_of(v[u][c], e);
+                    A x = sum[r][c][e] * f;
 #pragma unroll
-                    for (int r = 0; r < ROWS; r++)
-                        sum[r][c][e] += w[r] * x;
+                    for (int offset = LANES; offset < WARP_SIZE; offset *= 2)
+                        x += __shfl_xor_sync(FULL_WARP, x, offset);
+                    if (lane < LANES)
+                        sums[warp][r][(c * LANES + lane) * SIZE + e] = x;
                 }
         }
-    }
-    release_successor();
-    // The groups of a warp, then the warps of the block.
-    A largest = maximum;
+        __syncthreads();
+        // The first warp's become the block's.
 #pragma unroll
-    for (int offset = LANES; offset < WARP_SIZE; offset *= 2)
-        largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, offset));
-    const A factor = exp(maximum - (largest == -A(CUDART_INF) ? A(0) : largest));
-    total *= factor;
+        for (int r = 0; r < ROWS; r++) {
+            A largest_of_row = maxima[0][r], sum_of_row = 0, factors[WARPS];
+            for (int w = 1; w < WARPS; w++)
+                largest_of_row = fmax(largest_of_row, maxima[w][r]);
 #pragma unroll
-    for (int offset = S::COPIES; offset < S::ROW_LANES; offset *= 2)
-        total += __shfl_xor_sync(FULL_WARP, total, offset);
-#pragma unroll
-    for (int offset = LANES; offset < WARP_SIZE; offset *= 2)
-        total += __shfl_xor_sync(FULL_WARP, total, offset);
-    if (lane == my_row * S::ROW_LANES)
-        maxima[warp][my_row] = largest, totals[warp][my_row] = total;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const A f = __shfl_sync(FULL_WARP, factor, first_lane + r * S::ROW_LANES);
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-            for (int e = 0; e < SIZE; e++) {
-                A x = sum[r][c][e] * f;
-#pragma unroll
-                for (int offset = LANES; offset < WARP_SIZE; offset *= 2)
-                    x += __shfl_xor_sync(FULL_WARP, x, offset);
-                if (lane < LANES)
-                    sums[warp][r][(c * LANES + lane) * SIZE + e] = x;
+            for (int w = 0; w < WARPS; w++) {
+                factors[w] = exp(maxima[w][r] - decode_base(largest_of_row));
+                sum_of_row += totals[w][r] * factors[w];
             }
-    }
-    __syncthreads();
-    const int64_t row_of_all = (at.batch * p.heads + at.key_head * group) * p.queries + at.first_row;
-    const int64_t row_of_split = at.split * work.all_rows + row_of_all;
+            for (int d = threadIdx.x; d < value_dim; d += THREADS) {
+                A x = 0;
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        if (r >= at.count)
-            break;
-        A largest_of_row = maxima[0][r], sum_of_row = 0, factors[WARPS];
-        for (int w = 1; w < WARPS; w++)
-            largest_of_row = fmax(largest_of_row, maxima[w][r]);
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            factors[w] = exp(maxima[w][r] - (largest_of_row == -A(CUDART_INF) ? A(0) : largest_of_row));
-            sum_of_row += totals[w][r] * factors[w];
-        }
-        const int64_t r_of_all = at.first_row + r;
-        T *const to = (T *)work.output + at.batch * p.output.batch +
-                      (at.key_head * group + r_of_all / p.queries) * p.output.head +
-                      r_of_all % p.queries * p.output.row;
-        A *const partial = (A *)work.partial + (row_of_split + r) * value_dim;
-        for (int d = threadIdx.x; d < value_dim; d += THREADS) {
-            A x = 0;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++)
-                x += sums[w][r][d] * factors[w];
-            x = sum_of_row == A(0) ? A(0) : x / sum_of_row;
-            if (work.splits > 1)
-                partial[d] = x;
-            else
-                to[d] = store_from_accumulate<T>(x);
-        }
-        if (threadIdx.x == 0) {
-            if (work.splits > 1) {
-                ((A *)work.partial_maximum)[row_of_split + r] = largest_of_row;
-                ((A *)work.partial_total)[row_of_split + r] = sum_of_row;
-            } else {
-                ((A *)work.logsumexp)[row_of_all + r] =
-                    sum_of_row == A(0) ? -A(CUDART_INF) : largest_of_row + log(sum_of_row);
+                for (int w = 0; w < WARPS; w++)
+                    x += sums[w][r][d] * factors[w];
+                sums[0][r][d] = sum_of_row == A(0) ? A(0) : x / sum_of_row;
             }
+            if (threadIdx.x == 0)
+                row_maxima[r] = largest_of_row, row_totals[r] = sum_of_row;
         }
-    }
+        __syncthreads();
+        decode_finish<T, HEAD, 0, THREADS>(walk, rows, &sums[0][0][0], row_maxima, row_totals);
+        __syncthreads(); // what the next group's results overwrite has been read
+    } while (walk.next());
 }
 
 template <typename T>
@@ -279,8 +274,7 @@ static auto kernel_for(int head)
 template <typename T>
 static cuda_ops_status launch(int head, const DecodeAttention &work, int64_t blocks, cudaStream_t stream)
 {
-    const auto kernel = kernel_for<T>(head);
-    kernel<<<(unsigned int)blocks, THREADS, 0, stream>>>(work);
+    launch_dependent_clusters(kernel_for<T>(head), blocks, THREADS, work.cluster, 0, stream, work);
     return launch_status();
 }
 
