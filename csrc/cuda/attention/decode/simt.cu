@@ -1,10 +1,11 @@
 // attention's decode path on the CUDA cores: every dtype, rows of up to 256 elements, aligned or not.
 // A block of four warps takes 4 rows. A row of keys or values is 16 bytes a lane, so a warp has one to four of them at
-// once, and each lane a few in flight. Products are summed over a group's lanes so that each lane is left with those of
-// one row and a key or two, whose exponentials it makes for all. Every group of lanes has maxima and sums of its own
-// keys, which are put together at the end.
+// once. Each lane copies what it needs itself, two rounds ahead, so that nothing waits for other warps. Products are
+// summed over a group's lanes so that each lane is left with those of one row and a key or two, whose exponentials it
+// makes for all. Every group of lanes has maxima and sums of its own keys, which are put together at the end.
 #include "attention/decode/finish.cuh"
 #include "common/aligned_vector.cuh"
+#include "ptx/cp_async.cuh"
 
 static constexpr int THREADS = 128, WARPS = THREADS / WARP_SIZE, ROWS = DECODE_SIMT_ROWS;
 
@@ -16,6 +17,11 @@ struct SimtShape {
     // Scores of a group at once, those that a lane keeps, and the lanes that keep the same ones; lanes of a row.
     static constexpr int SCORES = ROWS * KEYS, KEPT = SCORES > LANES ? SCORES / LANES : 1;
     static constexpr int COPIES = SCORES < LANES ? LANES / SCORES : 1, ROW_LANES = LANES / ROWS;
+    // A ring of what each thread copies, then the warps' results.
+    static constexpr int STAGES = 3, STAGE_VECTORS = KEYS * CHUNKS * 2 * THREADS,
+                         RING_BYTES = STAGES * STAGE_VECTORS * 16;
+    static constexpr int SUMS_BYTES = WARPS * ROWS * HEAD * (int)sizeof(accumulate_type<T>);
+    static constexpr int BYTES = RING_BYTES > SUMS_BYTES ? RING_BYTES : SUMS_BYTES;
 };
 
 // Sums values over groups of LANES lanes; each lane is left with those from its number / COPIES * KEPT on.
@@ -55,6 +61,22 @@ __device__ __forceinline__ void load_part(vector16<T> &part, const T *row, int c
     }
 }
 
+// The same into shared memory, where the thread sees it once it has waited for its copies.
+template <typename T>
+__device__ __forceinline__ void copy_part(vector16<T> *to, const T *row, int column, int elements, bool vectors)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (vectors) {
+        const bool there = column < elements;
+        cp_async<16>(shared_address(to), there ? row + column : row, there ? 16 : 0);
+        return;
+    }
+#endif
+    vector16<T> part = {};
+    load_part(part, row, column, elements, vectors);
+    *to = part;
+}
+
 template <typename T>
 [[maybe_unused]] static __device__ __noinline__ accumulate_type<T>
 decode_general_score(const AttentionScores<accumulate_type<T>> &scores, accumulate_type<T> x, int64_t i, int64_t j)
@@ -69,7 +91,9 @@ __global__ void __launch_bounds__(THREADS) attention_decode_simt_kernel(const __
     typedef accumulate_type<T> A;
     typedef SimtShape<T, HEAD> S;
     constexpr int SIZE = S::SIZE, LANES = S::LANES, CHUNKS = S::CHUNKS, KEYS = S::KEYS;
-    __shared__ A sums[WARPS][ROWS][HEAD], maxima[WARPS][ROWS], totals[WARPS][ROWS], row_maxima[ROWS], row_totals[ROWS];
+    extern __shared__ __align__(16) char shared[];
+    __shared__ A maxima[WARPS][ROWS], totals[WARPS][ROWS], row_maxima[ROWS], row_totals[ROWS];
+    A(*const sums)[ROWS][HEAD] = reinterpret_cast<A(*)[ROWS][HEAD]>(shared);
     const cuda_ops_attention &p = work.p;
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, lane_of_row = lane % LANES;
     if (p.sequences.key_lengths)
@@ -115,43 +139,60 @@ __global__ void __launch_bounds__(THREADS) attention_decode_simt_kernel(const __
         const int seen = (int)cuda_ops_attention_sequence_last_key(&scores.s, i);
         const int last = !is_there ? 0 : seen < walk.to ? seen : walk.to;
         A maximum = -A(CUDART_INF), total = 0;
-        for (int base = walk.from + warp * S::GROUPS * KEYS; base < walk.to; base += WARPS * S::GROUPS * KEYS) {
-            const int j = base + lane / LANES * KEYS;
-            vector16<T> k[KEYS][CHUNKS] = {}, v[KEYS][CHUNKS] = {};
+        const auto slot = [&](int stage, int u, int c, int of_value) {
+            return (vector16<T> *)shared + ((stage * KEYS + u) * CHUNKS + c) * 2 * THREADS + of_value * THREADS +
+                   threadIdx.x;
+        };
+        const auto load = [&](int base, int stage) {
 #pragma unroll
             for (int u = 0; u < KEYS; u++) {
-                int64_t page = batch, row_of_cache = j + u;
-                bool there = j + u < walk.to;
+                const int j = base + lane / LANES * KEYS + u;
+                int64_t page = batch, row_of_cache = j;
+                bool there = j < walk.to;
                 if (cached.table && there) {
                     int row_of_page;
-                    const int32_t found = cached.page_of(j + u, true, row_of_page);
+                    const int32_t found = cached.page_of(j, true, row_of_page);
                     there = cached.has(found);
                     if (!there)
-                        record_bad_page(work, batch, j + u, found);
+                        record_bad_page(work, batch, j, found);
                     page = found, row_of_cache = row_of_page;
                 }
-                const T *const k_row = key + page * p.key.batch + row_of_cache * p.key.row;
-                const T *const v_row = value + page * p.value.batch + row_of_cache * p.value.row;
-                if (there)
+                const T *const k_row = there ? key + page * p.key.batch + row_of_cache * p.key.row : key;
+                const T *const v_row = there ? value + page * p.value.batch + row_of_cache * p.value.row : value;
 #pragma unroll
-                    for (int c = 0; c < CHUNKS; c++) {
-                        const int column = (c * LANES + lane_of_row) * SIZE;
-                        load_part(k[u][c], k_row, column, head_dim, work.vectors);
-                        load_part(v[u][c], v_row, column, value_dim, work.vectors);
-                    }
+                for (int c = 0; c < CHUNKS; c++) {
+                    const int column = (c * LANES + lane_of_row) * SIZE;
+                    copy_part(slot(stage, u, c, 0), k_row, column, there ? head_dim : 0, work.vectors);
+                    copy_part(slot(stage, u, c, 1), v_row, column, there ? value_dim : 0, work.vectors);
+                }
             }
+            cp_async_commit_group();
+        };
+        constexpr int STEP = WARPS * S::GROUPS * KEYS;
+        const int first_base = walk.from + warp * S::GROUPS * KEYS;
+        int stage = 0, stage_to_load = 0;
+        // The first rounds only load, so that there is one copy of that in the code.
+        for (int base = first_base - (S::STAGES - 1) * STEP; base < walk.to; base += STEP) {
+            load(base + (S::STAGES - 1) * STEP, stage_to_load); // beyond the last key: zeros
+            stage_to_load = stage_to_load + 1 < S::STAGES ? stage_to_load + 1 : 0;
+            if (base < first_base)
+                continue;
+            cp_async_wait_group<S::STAGES - 1>();
+            const int j = base + lane / LANES * KEYS;
             A weights[S::SCORES] = {};
 #pragma unroll
             for (int u = 0; u < KEYS; u++)
 #pragma unroll
-                for (int c = 0; c < CHUNKS; c++)
+                for (int c = 0; c < CHUNKS; c++) {
+                    const vector16<T> k = *slot(stage, u, c, 0);
 #pragma unroll
                     for (int e = 0; e < SIZE; e++) {
-                        const A x = element_of(k[u][c], e);
+                        const A x = element_of(k, e);
 #pragma unroll
                         for (int r = 0; r < ROWS; r++)
                             weights[r * KEYS + u] += query[r][c][e] * x;
                     }
+                }
             sum_and_scatter<LANES>(weights);
             A largest = maximum;
 #pragma unroll
@@ -195,16 +236,21 @@ __global__ void __launch_bounds__(THREADS) attention_decode_simt_kernel(const __
                     w[r] = __shfl_sync(FULL_WARP, weights[(r * KEYS + u) % S::KEPT],
                                        first_lane + (r * KEYS + u) / S::KEPT * S::COPIES);
 #pragma unroll
-                for (int c = 0; c < CHUNKS; c++)
+                for (int c = 0; c < CHUNKS; c++) {
+                    const vector16<T> v = *slot(stage, u, c, 1);
 #pragma unroll
                     for (int e = 0; e < SIZE; e++) {
-                        const A x = element_of(v[u][c], e);
+                        const A x = element_of(v, e);
 #pragma unroll
                         for (int r = 0; r < ROWS; r++)
                             sum[r][c][e] += w[r] * x;
                     }
+                }
             }
+            stage = stage + 1 < S::STAGES ? stage + 1 : 0;
         }
+        cp_async_wait_all();
+        __syncthreads(); // results lie where copies were
         // The groups of a warp, then the warps of the block.
         A largest = maximum;
 #pragma unroll
@@ -263,19 +309,22 @@ __global__ void __launch_bounds__(THREADS) attention_decode_simt_kernel(const __
     } while (walk.next());
 }
 
-template <typename T>
-static auto kernel_for(int head)
+template <typename T, int HEAD>
+static cuda_ops_status launch(const DecodeAttention &work, int64_t blocks, cudaStream_t stream)
 {
-    return head == 64    ? attention_decode_simt_kernel<T, 64>
-           : head == 128 ? attention_decode_simt_kernel<T, 128>
-                         : attention_decode_simt_kernel<T, 256>;
+    const int bytes = SimtShape<T, HEAD>::BYTES;
+    allow_shared_memory(attention_decode_simt_kernel<T, HEAD>, bytes);
+    launch_dependent_clusters(attention_decode_simt_kernel<T, HEAD>, blocks, THREADS, work.cluster, bytes, stream,
+                              work);
+    return launch_status();
 }
 
 template <typename T>
 static cuda_ops_status launch(int head, const DecodeAttention &work, int64_t blocks, cudaStream_t stream)
 {
-    launch_dependent_clusters(kernel_for<T>(head), blocks, THREADS, work.cluster, 0, stream, work);
-    return launch_status();
+    return head == 64    ? launch<T, 64>(work, blocks, stream)
+           : head == 128 ? launch<T, 128>(work, blocks, stream)
+                         : launch<T, 256>(work, blocks, stream);
 }
 
 cuda_ops_status decode_simt(int head, cuda_ops_dtype dtype, const DecodeAttention &work, int64_t blocks,
@@ -285,16 +334,30 @@ cuda_ops_status decode_simt(int head, cuda_ops_dtype dtype, const DecodeAttentio
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }
 
+template <typename T, int HEAD>
+static int resident_blocks()
+{
+    const int bytes = SimtShape<T, HEAD>::BYTES;
+    allow_shared_memory(attention_decode_simt_kernel<T, HEAD>, bytes);
+    return active_blocks(attention_decode_simt_kernel<T, HEAD>, THREADS, bytes);
+}
+
+template <typename T>
+static int resident_blocks(int head)
+{
+    return head == 64 ? resident_blocks<T, 64>() : head == 128 ? resident_blocks<T, 128>() : resident_blocks<T, 256>();
+}
+
 int decode_simt_blocks(int head, cuda_ops_dtype dtype)
 {
     switch (dtype) {
     case CUDA_OPS_FLOAT64:
-        return active_blocks(kernel_for<double>(head), THREADS, 0);
+        return resident_blocks<double>(head);
     case CUDA_OPS_FLOAT32:
-        return active_blocks(kernel_for<float>(head), THREADS, 0);
+        return resident_blocks<float>(head);
     case CUDA_OPS_FLOAT16:
-        return active_blocks(kernel_for<__half>(head), THREADS, 0);
+        return resident_blocks<__half>(head);
     default:
-        return active_blocks(kernel_for<__nv_bfloat16>(head), THREADS, 0);
+        return resident_blocks<__nv_bfloat16>(head);
     }
 }
