@@ -101,7 +101,8 @@ static cuda_ops_conv_bn_relu_pool_tiled_sizes tiled_sizes_of(const ConvBlockCall
             (int32_t)c.in_height,
             (int32_t)c.in_width,
             call.sizes.pool.channels_last,
-            c.allow_tf32};
+            c.allow_tf32,
+            c.winograd >= 2};
 }
 
 static int64_t tiled_workspace(const ConvBlockCall &call, const Device &)
@@ -140,7 +141,8 @@ static PathTable<ConvBlockCall, COUNT> table = {
       one_channel_supports, nullptr, one_channel_workspace, one_channel},
      {"sm90", "conv_bn_relu_pool/sm90/", "forward_kernel backward_kernel", sm90_supports, nullptr, sm90_workspace,
       sm90},
-     {"tiled", "conv_bn_relu_pool/tiled_sm80/", "convolve_kernel weight_kernel", tiled_supports, nullptr,
+     {"tiled", "conv_bn_relu_pool/tiled_sm80/",
+      "convolve_kernel weight_kernel winograd_convolve_kernel winograd_weight_kernel", tiled_supports, nullptr,
       tiled_workspace, tiled},
      {"general", "conv_bn_relu_pool/general.cu", "grad_conv_kernel", conv_bn_relu_pool_general_supports, nullptr,
       conv_bn_relu_pool_general_workspace, conv_bn_relu_pool_general}}};

@@ -99,7 +99,7 @@ int64_t conv_bn_relu_pool_one_channel_workspace(const one_sizes *s)
         return 0;
     const moment_grid m = moment_grid_of(*s);
     const int64_t forward = (int64_t)m.blocks * m.strips * SUMS * (int64_t)sizeof(double);
-    const int64_t blocks = 2 * WANTED_BLOCKS;
+    const int64_t blocks = 2 * MOST_BLOCKS;
     const int64_t backward = s->channels * GRADIENT_SUMS * blocks * (int64_t)sizeof(float);
     return forward > backward ? forward : backward;
 }
@@ -119,13 +119,13 @@ static cuda_ops_status forward(T *output, uint8_t *argmax, double *statistics, d
     const unsigned int channel_blocks = (unsigned int)ceil_div(s.channels, CHANNELS);
     if constexpr (sizeof(T) == 2)
         if (uses_tensor_cores(s, output, argmax)) {
-            const band_grid b = band_grid_of(s, sizeof(T));
+            const band_grid b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
             launch_dependent(one_forward_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
                              tensor_shared(b), stream, output, argmax, statistics, running, partials, partial_count,
                              input, p, s, b);
             return launch_status();
         }
-    const band_grid b = band_grid_of(s, sizeof(float));
+    const band_grid b = band_grid_of(s, sizeof(float), MOST_BLOCKS);
     launch_dependent(one_forward_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
                      (size_t)b.units * b.tile * sizeof(float), stream, output, argmax, statistics, running, partials,
                      partial_count, input, p, s, b, strides_of(s, b));
@@ -138,11 +138,11 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
                                 const one_parameters &p, const one_sizes &s, cudaStream_t stream)
 {
     const unsigned int channel_blocks = (unsigned int)ceil_div(s.channels, CHANNELS);
-    band_grid b = band_grid_of(s, sizeof(float));
+    band_grid b = band_grid_of(s, sizeof(float), MOST_BLOCKS);
     bool launched = false;
     if constexpr (sizeof(T) == 2)
         if (uses_tensor_cores(s, grad_output, argmax)) {
-            b = band_grid_of(s, sizeof(T));
+            b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
             const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
             const size_t ring_offset = (tensor_shared(b) + 15) / 16 * 16, for_reading = ring_offset + RING_BYTES;
             const size_t bytes = for_products > for_reading ? for_products : for_reading;
