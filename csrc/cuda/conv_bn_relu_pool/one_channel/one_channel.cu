@@ -11,6 +11,7 @@
 // 4096 images in bf16 runs at 0.3 of a copy's 4.3 TB/s (benchmarks/notes/mnist.md).
 #include "conv_bn_relu_pool/one_channel/cuda_cores.cuh"
 #include "conv_bn_relu_pool/one_channel/tensor_cores.cuh"
+#include "conv_bn_relu_pool/one_channel/tf32.cuh"
 
 // ---- D: gradients ----
 
@@ -121,8 +122,16 @@ static cuda_ops_status forward(T *output, uint8_t *argmax, double *statistics, d
         if (uses_tensor_cores(s, output, argmax)) {
             const band_grid b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
             launch_dependent(one_forward_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
-                             tensor_shared(b), stream, output, argmax, statistics, running, partials, partial_count,
-                             input, p, s, b);
+                             tensor_shared(b, sizeof(T)), stream, output, argmax, statistics, running, partials,
+                             partial_count, input, p, s, b);
+            return launch_status();
+        }
+    if constexpr (sizeof(T) == 4)
+        if (s.allow_tf32 && uses_tensor_cores(s, output, argmax)) {
+            const band_grid b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
+            launch_dependent(one_forward_tf32_kernel, dim3(b.blocks, channel_blocks), dim3(THREADS),
+                             tensor_shared(b, sizeof(T)), stream, output, argmax, statistics, running, partials,
+                             partial_count, input, p, s, b);
             return launch_status();
         }
     const band_grid b = band_grid_of(s, sizeof(float), MOST_BLOCKS);
@@ -144,7 +153,8 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
         if (uses_tensor_cores(s, grad_output, argmax)) {
             b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
             const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
-            const size_t ring_offset = (tensor_shared(b) + 15) / 16 * 16, for_reading = ring_offset + RING_BYTES;
+            const size_t ring_offset = (tensor_shared(b, sizeof(T)) + 15) / 16 * 16,
+                         for_reading = ring_offset + RING_BYTES;
             const size_t bytes = for_products > for_reading ? for_products : for_reading;
             allow_shared_memory(one_sums_tensor_kernel<T>, bytes);
             launch_dependent(one_sums_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS), bytes, stream,
