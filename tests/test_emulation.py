@@ -16,6 +16,7 @@ CXX = os.environ.get("CXX", "c++")
 FLAGS = ["-std=c++17", "-O0", "-g1", "-mf16c", "-fno-strict-aliasing", "-w", "-include", "cuda_runtime.h"]
 FLAGS += ["-fsanitize=address,alignment", "-fno-sanitize-recover=all"]
 
+TILED = ("tiled", "convolve", "backward_weight", "winograd")  # those without wgmma
 TENSOR_CORES = ("bfloat16", "float16", "tf32")
 # The files of csrc/cuda that an op is made of, and how many cases a run of the suite takes.
 OPS = {
@@ -39,6 +40,13 @@ OPS = {
         60,
     ),
     "winograd": (["conv2d/winograd"], 60),
+    "conv_bn_relu_pool": (
+        [
+            "conv_bn_relu_pool/one_channel",
+            *(f"conv_bn_relu_pool/tiled_sm80/{name}.cu" for name in TILED),
+        ],
+        24,
+    ),
     "attention": (
         ["attention", "attention/mma", "attention/decode", "common/paths.cu"],
         60,

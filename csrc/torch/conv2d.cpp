@@ -142,18 +142,19 @@ static int allow_tf32(const Tensor &tensor)
     return tensor.is_cuda() && tensor.scalar_type() == at::kFloat && at::globalContext().allowTF32CuDNN();
 }
 
-// The largest tile of output that float32 may be computed in by Winograd's algorithm: the environment's
-// CUDA_OPS_CONV2D_WINOGRAD, read at each call; 4 without it, since PyTorch's own convolutions take it too.
-static int64_t winograd_tile(const char *op, const Tensor &tensor)
+int64_t conv2d_winograd_tile(const char *op)
 {
-    if (!tensor.is_cuda() || tensor.scalar_type() != at::kFloat)
-        return 0;
     const char *const value = std::getenv("CUDA_OPS_CONV2D_WINOGRAD");
     if (!value || !*value)
         return 4;
     TORCH_CHECK((*value == '0' || *value == '2' || *value == '4') && value[1] == '\0', op,
                 ": expected CUDA_OPS_CONV2D_WINOGRAD to be 0, 2 or 4, got ", value);
     return *value - '0';
+}
+
+static int64_t winograd_tile(const char *op, const Tensor &tensor)
+{
+    return tensor.is_cuda() && tensor.scalar_type() == at::kFloat ? conv2d_winograd_tile(op) : 0;
 }
 
 static void check_grad_output(const char *op, const Tensor &grad_output, const cuda_ops_conv2d_sizes &sizes)

@@ -35,6 +35,10 @@ constexpr int64_t CONV2D_LIMIT = int64_t(1) << 30;
 void check_conv2d_limit(const char *op, size_t axes, int64_t value);
 void check_conv2d_parameters(const char *op, size_t axes, const Conv2dParameters &parameters);
 
+// The largest tile of output that float32 may be computed in by Winograd's algorithm on CUDA: the environment's
+// CUDA_OPS_CONV2D_WINOGRAD, read at each call; 4 without it, since PyTorch's own convolutions take it too.
+int64_t conv2d_winograd_tile(const char *op);
+
 // `op` is the name in error messages. All tensors are of one dtype and device. bias of backward_input, which makes it
 // a transposed convolution: contiguous, a value for each channel of grad_input, or undefined.
 Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,

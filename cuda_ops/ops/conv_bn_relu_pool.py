@@ -318,7 +318,9 @@ def conv_bn_relu_pool(
 
     In training on CUDA, what float32 convolutions (3x3, stride 1, padding 1, pooled 2x2, numbers of channels that are
     multiples of 8 from 16 to 128) multiply is rounded to TF32 where ``torch.backends.cudnn.allow_tf32``, or
-    ``torch.backends.cudnn.conv.fp32_precision``, allows it to PyTorch's own. Which kernels take a problem,
+    ``torch.backends.cudnn.conv.fp32_precision``, allows it to PyTorch's own; else it may go through Winograd's
+    algorithm with tiles of 2 x 2, whose rounding error is about the sum's, unless the environment has
+    ``CUDA_OPS_CONV2D_WINOGRAD=0``. Which kernels take a problem,
     ``torch.ops.cuda_ops.conv_bn_relu_pool_path`` tells. Under autocast `input` is cast to its dtype, and
     parameters stay as they are. Deterministic. Differentiable any number of times; beyond the first time, and in
     evaluation, by a composition of the ops that are fused here.

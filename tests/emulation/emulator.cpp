@@ -58,6 +58,7 @@ struct Block {
     uint3 index;
     int threads, alive;
     Meeting barrier;
+    std::map<int, Meeting> named; // barriers 1 to 15
     std::vector<Warp> warps;
     std::map<uint32_t, Variable> variables; // by the number of its site
 };
@@ -324,6 +325,28 @@ int barrier_sum(int value)
         release(block.barrier);
     to_scheduler(false);
     return running->result;
+}
+
+static void arrive(int barrier, int threads, bool waits)
+{
+    Meeting &meeting = running->block->named[barrier];
+    meeting.sum++;
+    if (waits)
+        meeting.waiting.push_back(running);
+    if (meeting.sum == threads)
+        release(meeting);
+    if (waits)
+        to_scheduler(false);
+}
+
+void bar_sync(int barrier, int threads)
+{
+    arrive(barrier, threads, true);
+}
+
+void bar_arrive(int barrier, int threads)
+{
+    arrive(barrier, threads, false);
 }
 
 int lane()

@@ -153,6 +153,71 @@ def test_float32_parameters_beside_halves(dtype, channels, training, channels_la
         assert_close(actual, statistic.double(), 1.6e-2, "running statistic")
 
 
+# Sizes of the tiled path: the MNIST CNN's second block, in fewer and in more images than multiprocessors; channels that
+# do not fill a block's 64, 32 or 8; several tiles across and down, the last of them a column or a row; odd sizes; more
+# channels than Winograd's kernels, and than wgmma's, keep in shared memory.
+TILED = [
+    ((2, 32, 14, 14), 64),
+    ((150, 32, 14, 14), 64),
+    ((3, 16, 29, 15), 24),
+    ((2, 40, 9, 30), 72),
+    ((5, 64, 7, 13), 64),
+    ((2, 24, 2, 3), 16),
+    ((1, 80, 5, 4), 24),
+]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("how", ["winograd", "exact", "tf32"])
+@pytest.mark.parametrize(("size", "channels"), TILED, ids=str)
+def test_tiles_in_every_precision(size, channels, how, channels_last, monkeypatch):
+    """float32 by Winograd's algorithm, as sums taken as they stand, and in TF32: values and all gradients. What is
+    convolved is whole numbers, so that no rounding takes a maximum from elsewhere."""
+    monkeypatch.setenv("CUDA_OPS_CONV2D_WINOGRAD", "0" if how == "exact" else "")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", how == "tf32")
+    make = Make("cuda", torch.float32)
+    input, weight = (make(*shape, low=-2.5, high=2.5).round() for shape in (size, (channels, size[1], 3, 3)))
+    tensors = [t.requires_grad_() for t in (input, weight, make(channels, low=0.5), make(channels))]
+    grad = make(size[0], channels, size[2] // 2, size[3] // 2)
+
+    def run():
+        input, weight, gamma, beta = tensors
+        output = conv_bn_relu_pool(input, weight, None, None, None, gamma, beta, padding=1, channels_last=channels_last)
+        return output, *torch.autograd.grad(output, tensors, grad)
+
+    results = run()
+    for one, other in zip(results, run(), strict=True):
+        assert torch.equal(one, other)
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    functional = torch.nn.functional
+    x = functional.conv2d(doubles[0], doubles[1], padding=1)
+    x = functional.batch_norm(x, None, None, doubles[2], doubles[3], True)
+    expected = functional.max_pool2d(functional.relu(x), 2)
+    assert_close(results[0], expected, 1e-5)
+    rounded = 2e-3 if how == "tf32" else 2e-5  # the gradient of the convolution's output is no whole number
+    for one, right in zip(results[1:], torch.autograd.grad(expected, doubles, grad.double()), strict=True):
+        assert_close(one, right, rounded, "gradient")
+
+
+@pytest.mark.cuda
+def test_the_switch_of_winograd_is_obeyed(monkeypatch):
+    """0: sums as they stand, which differ in their last bits."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    make = Make("cuda", torch.float32)
+    input, weight = make(4, 32, 14, 14), make(64, 32, 3, 3)
+    outputs = []
+    for value in ("0", "2", "4", ""):
+        monkeypatch.setenv("CUDA_OPS_CONV2D_WINOGRAD", value)
+        outputs.append(conv_bn_relu_pool(input, weight, None, None, None, padding=1))
+    assert not torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[1], outputs[2]) and torch.equal(outputs[1], outputs[3])
+    assert_close(outputs[0], outputs[1].double(), 1e-5)
+    monkeypatch.setenv("CUDA_OPS_CONV2D_WINOGRAD", "3")
+    with pytest.raises(RuntimeError, match="conv_bn_relu_pool: expected CUDA_OPS_CONV2D_WINOGRAD to be 0, 2 or 4"):
+        conv_bn_relu_pool(input, weight, None, None, None, padding=1)
+
+
 @pytest.mark.cuda
 def test_autocast_casts_images_alone():
     block = cuda_ops.nn.ConvBNReLUMaxPool2d(1, 32, 3, padding=1, channels_last=True).cuda()

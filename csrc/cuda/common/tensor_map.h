@@ -42,6 +42,10 @@ struct PixelGrid {
 bool pixel_map_possible(const PixelGrid &grid, const void *images, int64_t element_size);
 bool make_pixel_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32,
                     const PixelGrid &grid, int channels, int pixels);
+// A map of channels_last images in boxes of box_height x box_width pixels, which may begin out of bounds, and of each
+// box_channels channels, SWIZZLE_ROW bytes, swizzled over as much. Out of bounds as above. False as above.
+bool make_image_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32, int64_t batch,
+                    int64_t height, int64_t width, int64_t channels, int box_height, int box_width, int box_channels);
 // TMA wants addresses and pitches in multiples of 16 bytes, and sizes below 2^31 or so.
 bool map_possible(const void *matrix, int64_t element_size, int64_t inner, int64_t outer, int64_t batch, int64_t pitch,
                   int64_t stride);

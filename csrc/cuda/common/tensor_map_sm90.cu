@@ -137,6 +137,23 @@ bool make_packed_map(CUtensorMap *map, const void *tensor, cuda_ops_dtype dtype,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+bool make_image_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32, int64_t batch,
+                    int64_t height, int64_t width, int64_t channels, int box_height, int box_width, int box_channels)
+{
+    static const EncodeTiled encode_tiled = (EncodeTiled)find_in_driver("cuTensorMapEncodeTiled");
+    const int64_t pitch = channels * (dtype == CUDA_OPS_FLOAT32 ? 4 : 2);
+    if (!encode_tiled || !is_aligned_16(images) || pitch % 16 != 0)
+        return false;
+    const cuuint64_t sizes[4] = {(cuuint64_t)channels, (cuuint64_t)width, (cuuint64_t)height, (cuuint64_t)batch};
+    const cuuint64_t pitches[3] = {(cuuint64_t)pitch, (cuuint64_t)(pitch * width),
+                                   (cuuint64_t)(pitch * width * height)};
+    const cuuint32_t box[4] = {(cuuint32_t)box_channels, (cuuint32_t)box_width, (cuuint32_t)box_height, 1};
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    return encode_tiled(map, type_of(dtype, round_to_tf32), 4, const_cast<void *>(images), sizes, pitches, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 static bool within(int64_t value, int64_t least, int64_t most)
 {
     return least <= value && value <= most;

@@ -32,8 +32,8 @@ static Answer one_channel_supports(const ConvBlockCall &call, const Device &)
 static cuda_ops_conv_bn_relu_pool_one_sizes one_sizes_of(const ConvBlockCall &call)
 {
     const cuda_ops_pool2d &pool = call.sizes.pool;
-    return {call.sizes.conv.batch, call.sizes.conv.out_channels, pool.height.input, pool.width.input,
-            pool.channels_last};
+    return {call.sizes.conv.batch, call.sizes.conv.out_channels, pool.height.input,
+            pool.width.input,      pool.channels_last,           call.sizes.conv.allow_tf32};
 }
 
 static int64_t one_channel_workspace(const ConvBlockCall &call, const Device &)
@@ -101,7 +101,8 @@ static cuda_ops_conv_bn_relu_pool_tiled_sizes tiled_sizes_of(const ConvBlockCall
             (int32_t)c.in_height,
             (int32_t)c.in_width,
             call.sizes.pool.channels_last,
-            c.allow_tf32};
+            c.allow_tf32,
+            c.winograd >= 2};
 }
 
 static int64_t tiled_workspace(const ConvBlockCall &call, const Device &)
@@ -135,12 +136,13 @@ static constexpr int COUNT = sizeof(PATHS) / sizeof(PATHS[0]);
 static PathTable<ConvBlockCall, COUNT> table = {
     {"CUDA_OPS_CONV_BN_RELU_POOL_PATH"},
     {{"one_channel", "conv_bn_relu_pool/one_channel/",
-      "one_moments_kernel one_forward_kernel one_forward_tensor_kernel one_sums_kernel one_sums_tensor_kernel "
-      "one_gradients_kernel",
+      "one_moments_kernel one_forward_kernel one_forward_tensor_kernel one_forward_tf32_kernel one_sums_kernel "
+      "one_sums_tensor_kernel one_gradients_kernel",
       one_channel_supports, nullptr, one_channel_workspace, one_channel},
      {"sm90", "conv_bn_relu_pool/sm90/", "forward_kernel backward_kernel", sm90_supports, nullptr, sm90_workspace,
       sm90},
-     {"tiled", "conv_bn_relu_pool/tiled_sm80/", "convolve_kernel weight_kernel", tiled_supports, nullptr,
+     {"tiled", "conv_bn_relu_pool/tiled_sm80/",
+      "convolve_kernel weight_kernel winograd_convolve_kernel winograd_weight_kernel", tiled_supports, nullptr,
       tiled_workspace, tiled},
      {"general", "conv_bn_relu_pool/general.cu", "grad_conv_kernel", conv_bn_relu_pool_general_supports, nullptr,
       conv_bn_relu_pool_general_workspace, conv_bn_relu_pool_general}}};

@@ -39,6 +39,7 @@ struct cuda_ops_conv_bn_relu_pool_one_sizes {
     int64_t batch, channels; // of the output
     int32_t height, width;   // of the images; 2 at least, and width CUDA_OPS_ONE_WIDEST at most
     int32_t output_channels_last;
+    int32_t allow_tf32; // in float32: forward's operands may be rounded to TF32
 };
 
 // The number of doubles in `statistics`, of which the first are the mean and the variance of each channel.
@@ -86,6 +87,7 @@ struct cuda_ops_conv_bn_relu_pool_tiled_sizes {
     int32_t height, width;        // of input
     int32_t output_channels_last; // output and grad_output, else contiguous
     int32_t allow_tf32;           // the operands may be rounded to TF32; otherwise float32 multiply-adds
+    int32_t allow_winograd;       // which may be those of Winograd's F(2x2, 3x3)
 };
 
 Answer conv_bn_relu_pool_tiled_supports(const ConvBlockCall &call, const Device &device);

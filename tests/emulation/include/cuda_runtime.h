@@ -279,6 +279,11 @@ static inline T __ldcg(const T *from)
 {
     return *(const volatile T *)from;
 }
+template <typename T>
+static inline T __ldcs(const T *from)
+{
+    return *from;
+}
 template <typename T, typename F>
 static inline T emulation_atomic(T *at, F function)
 {

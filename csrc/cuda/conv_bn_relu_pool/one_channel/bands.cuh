@@ -17,7 +17,8 @@ struct band_grid {
     unsigned int blocks;
 };
 
-static constexpr int WANTED_BLOCKS = 264; // two, which fit, for each multiprocessor of the largest GPUs
+static constexpr int WANTED_BLOCKS = 264;             // two, which fit, for each multiprocessor of the largest GPUs
+static constexpr int MOST_BLOCKS = 2 * WANTED_BLOCKS; // of the kernels on CUDA cores, of which four fit
 static constexpr int TILE_BYTES = 24 << 10;
 
 // The largest divisor of `number` that is not above `most`.
@@ -28,7 +29,7 @@ static int divisor(int number, int most)
     return most;
 }
 
-static band_grid band_grid_of(const one_sizes &s, int element_size)
+static band_grid band_grid_of(const one_sizes &s, int element_size, int64_t most_blocks)
 {
     band_grid b;
     b.window_rows = s.height / 2;
@@ -45,7 +46,9 @@ static band_grid band_grid_of(const one_sizes &s, int element_size)
     const int64_t most = TILE_BYTES / element_size / b.tile > 0 ? TILE_BYTES / element_size / b.tile : 1;
     // One wave of blocks, each with the same number of rounds: a second wave, or a round that only some blocks have,
     // leaves multiprocessors idle.
-    const int64_t each = ceil_div(b.all_units, WANTED_BLOCKS), rounds = ceil_div(each, most);
+    // Few units are not split among more blocks, each of which begins with the coefficients.
+    const int64_t wanted = b.all_units > most_blocks ? most_blocks : WANTED_BLOCKS;
+    const int64_t each = ceil_div(b.all_units, wanted), rounds = ceil_div(each, most);
     b.units = (int)ceil_div(each, rounds);
     b.blocks = (unsigned int)ceil_div(b.all_units, b.units * rounds);
     return b;

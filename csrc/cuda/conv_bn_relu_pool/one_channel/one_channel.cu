@@ -11,6 +11,7 @@
 // 4096 images in bf16 runs at 0.3 of a copy's 4.3 TB/s (benchmarks/notes/mnist.md).
 #include "conv_bn_relu_pool/one_channel/cuda_cores.cuh"
 #include "conv_bn_relu_pool/one_channel/tensor_cores.cuh"
+#include "conv_bn_relu_pool/one_channel/tf32.cuh"
 
 // ---- D: gradients ----
 
@@ -99,7 +100,7 @@ int64_t conv_bn_relu_pool_one_channel_workspace(const one_sizes *s)
         return 0;
     const moment_grid m = moment_grid_of(*s);
     const int64_t forward = (int64_t)m.blocks * m.strips * SUMS * (int64_t)sizeof(double);
-    const int64_t blocks = 2 * WANTED_BLOCKS;
+    const int64_t blocks = 2 * MOST_BLOCKS;
     const int64_t backward = s->channels * GRADIENT_SUMS * blocks * (int64_t)sizeof(float);
     return forward > backward ? forward : backward;
 }
@@ -119,13 +120,21 @@ static cuda_ops_status forward(T *output, uint8_t *argmax, double *statistics, d
     const unsigned int channel_blocks = (unsigned int)ceil_div(s.channels, CHANNELS);
     if constexpr (sizeof(T) == 2)
         if (uses_tensor_cores(s, output, argmax)) {
-            const band_grid b = band_grid_of(s, sizeof(T));
+            const band_grid b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
             launch_dependent(one_forward_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
-                             tensor_shared(b), stream, output, argmax, statistics, running, partials, partial_count,
-                             input, p, s, b);
+                             tensor_shared(b, sizeof(T)), stream, output, argmax, statistics, running, partials,
+                             partial_count, input, p, s, b);
             return launch_status();
         }
-    const band_grid b = band_grid_of(s, sizeof(float));
+    if constexpr (sizeof(T) == 4)
+        if (s.allow_tf32 && uses_tensor_cores(s, output, argmax)) {
+            const band_grid b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
+            launch_dependent(one_forward_tf32_kernel, dim3(b.blocks, channel_blocks), dim3(THREADS),
+                             tensor_shared(b, sizeof(T)), stream, output, argmax, statistics, running, partials,
+                             partial_count, input, p, s, b);
+            return launch_status();
+        }
+    const band_grid b = band_grid_of(s, sizeof(float), MOST_BLOCKS);
     launch_dependent(one_forward_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
                      (size_t)b.units * b.tile * sizeof(float), stream, output, argmax, statistics, running, partials,
                      partial_count, input, p, s, b, strides_of(s, b));
@@ -138,13 +147,14 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
                                 const one_parameters &p, const one_sizes &s, cudaStream_t stream)
 {
     const unsigned int channel_blocks = (unsigned int)ceil_div(s.channels, CHANNELS);
-    band_grid b = band_grid_of(s, sizeof(float));
+    band_grid b = band_grid_of(s, sizeof(float), MOST_BLOCKS);
     bool launched = false;
     if constexpr (sizeof(T) == 2)
         if (uses_tensor_cores(s, grad_output, argmax)) {
-            b = band_grid_of(s, sizeof(T));
+            b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
             const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
-            const size_t ring_offset = (tensor_shared(b) + 15) / 16 * 16, for_reading = ring_offset + RING_BYTES;
+            const size_t ring_offset = (tensor_shared(b, sizeof(T)) + 15) / 16 * 16,
+                         for_reading = ring_offset + RING_BYTES;
             const size_t bytes = for_products > for_reading ? for_products : for_reading;
             allow_shared_memory(one_sums_tensor_kernel<T>, bytes);
             launch_dependent(one_sums_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS), bytes, stream,

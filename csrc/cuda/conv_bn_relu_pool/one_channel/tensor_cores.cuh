@@ -330,9 +330,9 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // Bytes of shared memory for the images and the windows' offsets.
-static size_t tensor_shared(const band_grid &b)
+static size_t tensor_shared(const band_grid &b, size_t element_size)
 {
-    return ((size_t)b.units * b.tile + (size_t)b.units * b.rows * b.window_columns) * sizeof(uint16_t);
+    return (size_t)b.units * b.tile * element_size + (size_t)b.units * b.rows * b.window_columns * sizeof(uint16_t);
 }
 
 // Whether the tensor-core kernels apply; the pointers are those accessed as aligned vectors.

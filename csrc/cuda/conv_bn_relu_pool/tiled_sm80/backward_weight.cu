@@ -14,13 +14,14 @@
 #include "ptx/shared_memory.cuh"
 
 static constexpr int ROWS = WEIGHT_ROWS, RASTER_ROWS = ROWS + 2, TAPS = 9;
-static constexpr int OUT = 64, IN = 32; // channels of a block
+static constexpr int OUT = WEIGHT_OUT, IN = WEIGHT_IN; // channels of a block
 static constexpr int INPUT_BYTES = RASTER_ROWS * RASTER_ROW_BYTES;
 template <bool TF32>
 using weight_gradient = gradient_loader<0, ROWS, TILE_COLUMNS, OUT / 4, TF32>;
 static constexpr int HALF_BYTES = weight_gradient<true>::RASTER_BYTES; // 32 out channels
 static constexpr int STAGE_BYTES = INPUT_BYTES + 2 * HALF_BYTES;
 static constexpr int THREAD_SUMS = TAPS * OUT * IN / SLOT_THREADS;
+static_assert(THREAD_SUMS / 4 * SLOT_THREADS == WEIGHT_VECTORS, "a slot has all sums of a block");
 static_assert(THREAD_SUMS * SLOT_THREADS * 4 <= 2 * STAGE_BYTES, "a slot's sums fit into its tiles");
 
 struct weight_arguments {
@@ -254,7 +255,10 @@ static int slots_of_a_block()
 // No more than have work for all of their slots, since each block's sums are written and read again.
 static int64_t blocks_of(const tiled_problem &p)
 {
-    return tiled_blocks(ceil_div(tiling_of(p, ROWS).count, slots_of_a_block()), kinds_of(p));
+    const int64_t work = p.winograd       ? winograd_weight_groups(p)
+                         : p.wgmma_weight ? wgmma_weight_tiles(p)
+                                          : ceil_div(tiling_of(p, ROWS).count, slots_of_a_block());
+    return tiled_blocks(work, kinds_of(p));
 }
 
 int64_t tiled_weight_workspace(const tiled_problem &p)
@@ -275,8 +279,12 @@ static cuda_ops_status launch(const weight_arguments &a, cudaStream_t stream)
 }
 
 cuda_ops_status tiled_weight_gradient(float4 *partial, const gradient_source &source, const float *input,
-                                      const tiled_problem &p, bool tf32, cudaStream_t stream)
+                                      const tiled_problem &p, cudaStream_t stream)
 {
+    if (p.winograd)
+        return winograd_weight_gradient(partial, source, input, p, blocks_of(p) * kinds_of(p), stream);
+    if (p.wgmma_weight)
+        return wgmma_weight_gradient(partial, source, input, p, blocks_of(p) * kinds_of(p), stream);
     weight_arguments a = {};
     a.problem = p;
     a.tiles = tiling_of(p, ROWS);
@@ -285,17 +293,16 @@ cuda_ops_status tiled_weight_gradient(float4 *partial, const gradient_source &so
     a.gradient = source;
     a.input = input;
     a.partial = partial;
-    return tf32 ? launch<true>(a, stream) : launch<false>(a, stream);
+    return p.tf32 ? launch<true>(a, stream) : launch<false>(a, stream);
 }
 
-cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, const tiled_problem &p, bool tf32,
-                                 cudaStream_t stream)
+cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, const tiled_problem &p, cudaStream_t stream)
 {
     const int64_t vectors = kinds_of(p) * (THREAD_SUMS / 4 * SLOT_THREADS);
     if (vectors / WARP_SIZE > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    launch_dependent(tf32 ? weight_sum_kernel<true> : weight_sum_kernel<false>, (unsigned int)(vectors / WARP_SIZE),
-                     SLICES * WARP_SIZE, 0, stream, grad_weight, partial, blocks_of(p),
-                     (int)ceil_div(p.in_channels, IN), vectors, p.in_channels, p.out_channels);
+    launch_dependent(p.tf32 && !p.wgmma_weight ? weight_sum_kernel<true> : weight_sum_kernel<false>,
+                     (unsigned int)(vectors / WARP_SIZE), SLICES * WARP_SIZE, 0, stream, grad_weight, partial,
+                     blocks_of(p), (int)ceil_div(p.in_channels, IN), vectors, p.in_channels, p.out_channels);
     return launch_status();
 }

@@ -187,18 +187,6 @@ __device__ __forceinline__ void multiply_chunk(thread_sums<false, COLUMNS> &sums
     }
 }
 
-// Mean and sum of squared differences of `count` values.
-struct moments {
-    float count, mean, square;
-};
-
-// Merges two sets by the formula of Chan, Golub and LeVeque.
-__device__ __forceinline__ moments merge(const moments &x, const moments &y)
-{
-    const float count = x.count + y.count, share = count > 0.0f ? y.count / count : 0.0f, delta = y.mean - x.mean;
-    return {count, x.mean + delta * share, x.square + y.square + delta * delta * x.count * share};
-}
-
 // Merges a tile's values into the thread's moments: `more` values of each channel, a `share` of the new count.
 template <bool ALL_ROWS, bool TF32, int COLUMNS, int CHANNELS>
 __device__ __forceinline__ void add_moments(float (&mean)[CHANNELS], float (&square)[CHANNELS],
@@ -399,6 +387,10 @@ static int columns_of(const tiled_problem &p, int channels)
 
 int64_t tiled_convolve_blocks(const tiled_problem &p, bool backward)
 {
+    if (p.winograd)
+        return winograd_convolve_blocks(p, backward);
+    if (p.wgmma && !backward)
+        return wgmma_convolve_blocks(p);
     const int channels = backward ? p.in_channels : p.out_channels;
     return tiled_blocks(tiling_of(p, ROWS).count, ceil_div(channels, columns_of(p, channels)));
 }
@@ -418,7 +410,7 @@ static cuda_ops_status launch(convolve_arguments &a, cudaStream_t stream)
 }
 
 template <bool BACKWARD>
-static cuda_ops_status convolve(convolve_arguments &a, bool tf32, cudaStream_t stream)
+static cuda_ops_status convolve(convolve_arguments &a, cudaStream_t stream)
 {
     const tiled_problem &p = a.problem;
     a.tiles = tiling_of(p, ROWS);
@@ -429,29 +421,37 @@ static cuda_ops_status convolve(convolve_arguments &a, bool tf32, cudaStream_t s
     a.kinds = (int)ceil_div(a.columns, columns);
     a.resident = a.chunks * columns <= MOST_COLUMNS;
     if (columns == MOST_COLUMNS)
-        return tf32 ? launch<true, BACKWARD, 64>(a, stream) : launch<false, BACKWARD, 64>(a, stream);
-    return tf32 ? launch<true, BACKWARD, 32>(a, stream) : launch<false, BACKWARD, 32>(a, stream);
+        return p.tf32 ? launch<true, BACKWARD, 64>(a, stream) : launch<false, BACKWARD, 64>(a, stream);
+    return p.tf32 ? launch<true, BACKWARD, 32>(a, stream) : launch<false, BACKWARD, 32>(a, stream);
 }
 
 cuda_ops_status tiled_convolve_forward(float *conv_output, batch_moments moments, const float *input,
-                                       const float *weight, const tiled_problem &p, bool tf32, cudaStream_t stream)
+                                       const float *weight, const tiled_problem &p, cudaStream_t stream)
 {
+    if (p.winograd)
+        return winograd_convolve_forward(conv_output, moments, input, weight, p, stream);
+    if (p.wgmma)
+        return wgmma_convolve_forward(conv_output, moments, input, weight, p, stream);
     convolve_arguments a = {};
     a.problem = p;
     a.source = input;
     a.weight = weight;
     a.result = conv_output;
     a.moments = moments;
-    return convolve<false>(a, tf32, stream);
+    return convolve<false>(a, stream);
 }
 
 cuda_ops_status tiled_convolve_backward(float *grad_input, const gradient_source &source, const float *weight,
-                                        const tiled_problem &p, bool tf32, cudaStream_t stream)
+                                        const tiled_problem &p, cudaStream_t stream)
 {
+    if (p.winograd)
+        return winograd_convolve_backward(grad_input, source.made, weight, p, stream);
+    if (p.wgmma_gradient)
+        return wgmma_convolve_backward(grad_input, source.made, weight, p, stream);
     convolve_arguments a = {};
     a.problem = p;
     a.gradient = source;
     a.weight = weight;
     a.result = grad_input;
-    return convolve<true>(a, tf32, stream);
+    return convolve<true>(a, stream);
 }

@@ -22,6 +22,9 @@ static constexpr int RASTER_COLUMNS = TILE_COLUMNS + 2, RASTER_ROW_BYTES = RASTE
 struct tiled_problem {
     int64_t batch;
     int in_channels, out_channels, height, width, pooled_height, pooled_width;
+    bool tf32;                                // operands may be rounded to TF32
+    bool wgmma, wgmma_gradient, wgmma_weight; // then by wgmma: forward; the gradients of input and of weight
+    bool winograd; // else float32 products may be made by Winograd's F(2x2, 3x3), and winograd_fits
 };
 
 // Images cut into tiles of `rows` x TILE_COLUMNS pixels.
@@ -76,6 +79,7 @@ struct gradient_source {
     const float *conv_output, *grad_pooled; // channels_last, both
     const uint8_t *argmax;
     const float *scale, *slope, *offset;
+    float *made; // where the gradient of weight stores dy, channels_last and rounded, for that of input; or NULL
 };
 
 struct batch_moments { // of each block: mean and sum of squared differences by channel, and the number of pixels
@@ -88,17 +92,61 @@ static constexpr int CONVOLVE_ROWS = 14, WEIGHT_ROWS = 7;
 int64_t tiled_convolve_blocks(const tiled_problem &p, bool backward);
 int tiled_convolve_shared_bytes(int slots);
 cuda_ops_status tiled_convolve_forward(float *conv_output, batch_moments moments, const float *input,
-                                       const float *weight, const tiled_problem &p, bool tf32, cudaStream_t stream);
+                                       const float *weight, const tiled_problem &p, cudaStream_t stream);
 // Launched right behind tiled_weight_gradient, with which it may overlap.
 cuda_ops_status tiled_convolve_backward(float *grad_input, const gradient_source &source, const float *weight,
-                                        const tiled_problem &p, bool tf32, cudaStream_t stream);
+                                        const tiled_problem &p, cudaStream_t stream);
+// A block of the gradient of weight makes WEIGHT_OUT x WEIGHT_IN channels of all nine taps, WEIGHT_VECTORS of four.
+static constexpr int WEIGHT_OUT = 64, WEIGHT_IN = 32, WEIGHT_VECTORS = 9 * WEIGHT_OUT * WEIGHT_IN / 4;
 int64_t tiled_weight_workspace(const tiled_problem &p); // bytes of partial
 cuda_ops_status tiled_weight_gradient(float4 *partial, const gradient_source &source, const float *input,
-                                      const tiled_problem &p, bool tf32, cudaStream_t stream);
-cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, const tiled_problem &p, bool tf32,
+                                      const tiled_problem &p, cudaStream_t stream);
+cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, const tiled_problem &p,
                                  cudaStream_t stream);
 
+// convolve_sm90.cu and backward_weight_sm90.cu: TF32 by wgmma, which tiled_... above takes where p.wgmma... are set.
+bool wgmma_convolve_fits(const tiled_problem &p);
+bool wgmma_gradient_fits(const tiled_problem &p);
+int64_t wgmma_convolve_blocks(const tiled_problem &p);
+cuda_ops_status wgmma_convolve_forward(float *conv_output, batch_moments moments, const float *input,
+                                       const float *weight, const tiled_problem &p, cudaStream_t stream);
+cuda_ops_status wgmma_convolve_backward(float *grad_input, const float *gradient, const float *weight,
+                                        const tiled_problem &p, cudaStream_t stream);
+bool wgmma_weight_fits(const tiled_problem &p);
+int64_t wgmma_weight_tiles(const tiled_problem &p);
+cuda_ops_status wgmma_weight_gradient(float4 *partial, const gradient_source &source, const float *input,
+                                      const tiled_problem &p, int64_t blocks, cudaStream_t stream);
+
+// winograd.cu: the same by Winograd's algorithm, which tiled_... above takes where p.winograd is set.
+bool winograd_fits(const tiled_problem &p);
+int64_t winograd_convolve_blocks(const tiled_problem &p, bool backward);
+cuda_ops_status winograd_convolve_forward(float *conv_output, batch_moments moments, const float *input,
+                                          const float *weight, const tiled_problem &p, cudaStream_t stream);
+cuda_ops_status winograd_convolve_backward(float *grad_input, const float *gradient, const float *weight,
+                                           const tiled_problem &p, cudaStream_t stream);
+int64_t winograd_weight_groups(const tiled_problem &p); // of tiles, to be shared among blocks
+cuda_ops_status winograd_weight_gradient(float4 *partial, const gradient_source &source, const float *input,
+                                         const tiled_problem &p, int64_t blocks, cudaStream_t stream);
+
 // ---- Device functions ----------------------------------------------------------------------------------------------
+
+// Mean and sum of squared differences of `count` values.
+struct moments {
+    float count, mean, square;
+};
+
+// Merges two sets by the formula of Chan, Golub and LeVeque.
+__device__ __forceinline__ moments merge(const moments &x, const moments &y)
+{
+    const float count = x.count + y.count, share = count > 0.0f ? y.count / count : 0.0f, delta = y.mean - x.mean;
+    return {count, x.mean + delta * share, x.square + y.square + delta * delta * x.count * share};
+}
+
+// Where backward_weight.cu's float32 sums of a tap, and of four in channels from `in` on, lie among a block's vectors.
+__device__ __forceinline__ int weight_vector(int tap, int out, int in)
+{
+    return (tap * 4 + out % 4) * SLOT_THREADS + out / 4 * (WEIGHT_IN / 4) + in / 4;
+}
 
 // Tensor cores truncate: without this the bits beyond TF32 would be cut off, not rounded.
 __device__ __forceinline__ float round_to_tf32(float value)

@@ -1,14 +1,13 @@
 // conv_bn_relu_pool in float32 by tiles: conv 3x3 (padding 1) -> batch norm (training) -> ReLU -> max pool 2x2, for
-// numbers of channels that are multiples of 8, from 16 to 128, and any image size; TF32 on tensor cores (mma.sync)
-// where that is allowed, else on CUDA cores.
+// numbers of channels that are multiples of 8, from 16 to 128, and any image size; TF32 on tensor cores (wgmma on
+// Hopper, else mma.sync) where that is allowed, else on CUDA cores, by Winograd's algorithm where that is.
 // Forward: convolve (convolve.cu) makes y, channels_last, and its statistics by block; prepare adds these in double, a
 // warp a channel; pool has a thread for four channels of a window. Backward: sums of dz and dz * maximum by channel;
 // prepare adds them: dy = scale * dz + slope * y + offset; weight (backward_weight.cu) and convolve make both gradients
-// from dy, which is made while y is loaded and never stored; sum adds the blocks' gradients of weight. The order of
-// sums follows from the sizes and the number of multiprocessors: results repeat bitwise.
-// Bound by arithmetic and the instructions that load tiles, small batches by latency. On an H200, 32 -> 64 channels of
-// 14 x 14: convolve 175 TFLOP/s with TF32 (mma.sync from registers: 300), 35 in float32 (cuBLAS: 51). Times are in
-// benchmarks/notes/mnist.md.
+// from dy, which is made while y is loaded, and which weight stores for convolve in winograd.cu and the files for sm90;
+// sum adds the blocks' gradients of weight. The order of sums follows from the sizes and the number of multiprocessors:
+// results repeat bitwise. Bound by arithmetic in float32, by memory in TF32 on Hopper, small batches by latency
+// (benchmarks/notes/mnist.md).
 #include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
 
 #include "common/fast_division.cuh"
@@ -23,7 +22,17 @@ static constexpr int BLOCKS_A_PROCESSOR = 4;
 
 static tiled_problem problem_of(const cuda_ops_conv_bn_relu_pool_tiled_sizes &s)
 {
-    return {s.batch, s.in_channels, s.out_channels, s.height, s.width, s.height / 2, s.width / 2};
+    tiled_problem p = {};
+    p.batch = s.batch;
+    p.in_channels = s.in_channels, p.out_channels = s.out_channels;
+    p.height = s.height, p.width = s.width;
+    p.pooled_height = s.height / 2, p.pooled_width = s.width / 2;
+    p.tf32 = s.allow_tf32 != 0;
+    p.wgmma = p.tf32 && wgmma_convolve_fits(p);
+    p.wgmma_weight = p.tf32 && wgmma_weight_fits(p);
+    p.wgmma_gradient = p.wgmma_weight && wgmma_gradient_fits(p); // which reads what that has stored
+    p.winograd = !p.tf32 && s.allow_winograd && winograd_fits(p);
+    return p;
 }
 
 static bool is_valid(const cuda_ops_conv_bn_relu_pool_tiled_sizes &s)
@@ -86,6 +95,7 @@ struct backward_workspace {
     float *coefficients; // scale, slope and offset by channel
     float *grad_pooled;  // channels_last
     float4 *weights;
+    float *made; // dy, channels_last, where the gradient of input reads it
     int64_t bytes;
 };
 
@@ -113,6 +123,8 @@ static backward_workspace backward_parts(void *workspace, const tiled_problem &p
     w.sums = parts.take<float2>(pooling_blocks(p) * p.out_channels);
     w.coefficients = parts.take<float>(3 * (int64_t)p.out_channels);
     w.weights = parts.take<float4>(tiled_weight_workspace(p) / (int64_t)sizeof(float4));
+    w.made =
+        p.winograd || p.wgmma_gradient ? parts.take<float>(p.batch * p.height * p.width * p.out_channels) : nullptr;
     w.grad_pooled = parts.take<float>(channels_last ? 0 : p.batch * p.out_channels * p.pooled_height * p.pooled_width);
     w.bytes = parts.bytes;
     return w;
@@ -142,12 +154,14 @@ __global__ void __launch_bounds__(THREADS)
     if (channel >= channels)
         return;
     double count = 0.0, sum = 0.0, square = 0.0;
+#pragma unroll 4 // loads at once: their latency is most of this kernel's time
     for (int i = lane; i < blocks; i += WARP_SIZE) {
         count += moments.pixels[i];
         sum += moments.pixels[i] * (double)moments.partial[i * channels + channel].x;
     }
     count = warp_sum(count);
     const double mean = warp_sum(sum) / count;
+#pragma unroll 4
     for (int i = lane; i < blocks; i += WARP_SIZE) {
         const float2 part = moments.partial[i * channels + channel];
         const double delta = (double)part.x - mean;
@@ -374,7 +388,7 @@ __global__ void __launch_bounds__(THREADS)
     if (channel >= channels)
         return;
     double sum = 0.0, product = 0.0;
-#pragma unroll 4
+#pragma unroll 8
     for (int i = lane; i < blocks; i += WARP_SIZE) {
         const float2 part = sums[i * channels + channel];
         sum += (double)part.x;
@@ -414,8 +428,7 @@ cuda_ops_status conv_bn_relu_pool_tiled_forward(float *output, float *conv_outpu
         return CUDA_OPS_SUCCESS;
     const tiled_problem p = problem_of(*sizes);
     const forward_workspace w = forward_parts(workspace, p);
-    const cuda_ops_status status =
-        tiled_convolve_forward(conv_output, w.moments, input, weight, p, sizes->allow_tf32 != 0, stream);
+    const cuda_ops_status status = tiled_convolve_forward(conv_output, w.moments, input, weight, p, stream);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     launch_dependent(prepare_forward_kernel, (unsigned int)ceil_div(p.out_channels, WARPS), THREADS, 0, stream,
@@ -443,7 +456,7 @@ cuda_ops_status conv_bn_relu_pool_tiled_backward(float *grad_input, float *grad_
     if (sizes->batch == 0)
         return CUDA_OPS_SUCCESS;
     const tiled_problem p = problem_of(*sizes);
-    const bool channels_last = sizes->output_channels_last != 0, tf32 = sizes->allow_tf32 != 0;
+    const bool channels_last = sizes->output_channels_last != 0;
     const backward_workspace w = backward_parts(workspace, p, channels_last);
     const int64_t groups = groups_of(p), blocks = pooling_blocks(p);
     if (blocks * groups > INT32_MAX)
@@ -461,8 +474,9 @@ cuda_ops_status conv_bn_relu_pool_tiled_backward(float *grad_input, float *grad_
     source.scale = w.coefficients;
     source.slope = w.coefficients + p.out_channels;
     source.offset = w.coefficients + 2 * (int64_t)p.out_channels;
-    cuda_ops_status status = tiled_weight_gradient(w.weights, source, input, p, tf32, stream);
+    source.made = grad_input ? w.made : nullptr;
+    cuda_ops_status status = tiled_weight_gradient(w.weights, source, input, p, stream);
     if (status == CUDA_OPS_SUCCESS && grad_input)
-        status = tiled_convolve_backward(grad_input, source, weight, p, tf32, stream);
-    return status == CUDA_OPS_SUCCESS ? tiled_weight_sum(grad_weight, w.weights, p, tf32, stream) : status;
+        status = tiled_convolve_backward(grad_input, source, weight, p, stream);
+    return status == CUDA_OPS_SUCCESS ? tiled_weight_sum(grad_weight, w.weights, p, stream) : status;
 }

@@ -38,4 +38,13 @@ static inline void mma_sync(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, 
     }
 }
 
+template <typename T>
+static inline void mma_sync(float &d0, float &d1, float &d2, float &d3, const uint32_t (&a)[4], uint32_t b0,
+                            uint32_t b1)
+{
+    float d[4] = {d0, d1, d2, d3};
+    mma_sync<T>(d, a, b0, b1);
+    d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+}
+
 #endif
