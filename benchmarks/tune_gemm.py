@@ -6,8 +6,8 @@
 
 For each tile it times products whose D is one wave of blocks, and two, of several depths k; a line through the times
 gives what a call, a wave and 1024 of k cost. Calls are graph replays on operands that stay in the L2 cache: what bytes
-of device memory cost is another part of the model, in gemm.cu. Rows of small and skinny products are left as they are:
-they are fitted to the times of random products (benchmarks/notes/gemm.md).
+of device memory cost is another part of the model, in gemm.cu. Rows of 16 bits and TF32 are left as they are: they are
+fitted to the times of random products (benchmarks/notes/gemm.md).
 """
 
 import argparse
@@ -122,9 +122,8 @@ def row_of(match):
 
 
 def is_fitted(kind, row):
-    """Whether the row is of another making: sm90_skinny's, sm90's tiles for batches, and direct's but in float64."""
-    for_batches = row["path"] == 13 and row["cluster_m"] * row["cluster_n"] == 1
-    return row["path"] == 14 or for_batches or (row["path"] == 15 and kind != "FLOAT64_TIMES")
+    """Whether the row is of another making: those of 16 bits and TF32 but mma's, and direct's but in float64."""
+    return (not kind.startswith("FLOAT") and row["path"] != 11) or (row["path"] == 15 and kind != "FLOAT64_TIMES")
 
 
 def shared_tiles():

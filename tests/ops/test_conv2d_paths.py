@@ -124,6 +124,51 @@ def test_forced_paths(path, dtype, force, allow_tf32):
         assert taken[name] == CASES_OF_PATHS[path][name] | more, name
 
 
+# Few tiles and long sums, which simt cuts into parts. With a stride of two and padding the first stride phase has the
+# fewest taps; of the last case some phases have none.
+LONG_SUMS = [
+    ((1, 117, 180, (8, 8), (7, 1), (1, 1), (3, 0), (1, 1)), 1),
+    ((2, 160, 33, (9, 9), (3, 3), (2, 2), (1, 1), (1, 1)), 1),
+    ((1, 96, 72, (7, 10), (4, 5), (3, 2), (1, 2), (1, 1)), 3),
+    ((1, 65, 40, (11, 11), (2, 2), (3, 3), (0, 0), (2, 1)), 1),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("case", "groups"), LONG_SUMS, ids=str)
+def test_simt_adds_parts_of_long_sums(case, groups, dtype, force, allow_tf32):
+    allow_tf32(False)
+    force("simt")
+    for weight_format in FORMATS:
+        for name, asked, call, expected in products_of_passes(case, dtype, weight_format, groups=groups):
+            assert asked() == "simt"
+            result = call()
+            assert_close(result, expected, TOLERANCE[dtype], f"{name} {case}")
+            assert torch.equal(result, call())
+
+
+# Beside which an unrolled kernel's tile would be mostly empty, and one image that fills it.
+SMALL_IMAGES = [
+    (3, 40, 40, (5, 5), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (2, 136, 136, (4, 7), (5, 5), (1, 1), (2, 1), (1, 1)),
+    (2, 16, 16, (7, 8), (7, 7), (1, 1), (3, 3), (1, 1)),
+    (5, 8, 8, (1, 3), (3, 3), (1, 1), (1, 2), (1, 1)),
+    (2, 24, 24, (9, 9), (7, 7), (1, 1), (3, 3), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", SMALL_IMAGES, ids=str)
+def test_depthwise_of_small_images(case, dtype, force, allow_tf32):
+    allow_tf32(False)
+    force("depthwise")
+    for name, asked, call, expected in products_of_passes(case, dtype, groups=case[1]):
+        assert asked() == "depthwise"
+        result = call()
+        assert_close(result, expected, TOLERANCE[dtype], f"{name} {case}")
+        assert torch.equal(result, call())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_halo_of_many_tiles(dtype, force, allow_tf32):
     """Tiles of one slot, many to a block, again and again: a warpgroup whose warps drift apart once waited for good."""

@@ -60,3 +60,27 @@ def test_small_products_wait_for_no_copy(call):
 @pytest.mark.parametrize("call", NOT_DIRECT, ids=lambda c: f"{c[0]}x{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[5]}")
 def test_many_tiles_are_not_for_direct(call):
     assert chosen(*call) != "direct"
+
+
+# A layer's gradient of input in TF32, whose weight is stored along the columns of D: copied K-major where the rows are
+# many enough, which is not so of the last three.
+COPIED = [
+    (1, 32256, 384, 384, "NN", "tf32"),
+    (1, 6272, 608, 560, "NN", "tf32"),
+    (1, 5700, 120, 720, "NN", "tf32"),
+]
+NOT_COPIED = [
+    (1, 16384, 1024, 4096, "NN", "tf32"),
+    (1, 1024, 768, 3072, "NN", "tf32"),
+    (1, 137, 2304, 96, "NN", "tf32"),
+]
+
+
+@pytest.mark.parametrize("call", COPIED, ids=lambda c: f"{c[1]}x{c[2]}x{c[3]}")
+def test_a_short_operand_is_copied_k_major(call):
+    assert chosen(*call) == "padded"
+
+
+@pytest.mark.parametrize("call", NOT_COPIED, ids=lambda c: f"{c[1]}x{c[2]}x{c[3]}")
+def test_a_long_operand_is_not_copied(call):
+    assert chosen(*call) != "padded"

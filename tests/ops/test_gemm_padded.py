@@ -1,4 +1,5 @@
-"""gemm's padded path: operands whose rows TMA cannot read are copied, and D's rows are stored where they are."""
+"""gemm's padded path: operands whose rows TMA cannot read are copied, in TF32 also the shorter one that wgmma cannot,
+and D's rows are stored where they are."""
 
 import itertools
 import math
@@ -10,7 +11,7 @@ from cuda_ops import functional as F
 from cuda_ops._library import ops
 
 PADDED, SKINNY = 16, 32  # the path's number, and the first of sm90_skinny's tiles in it
-HALVES_TILES = [*range(5), 6, 7, *range(16, 21), *range(SKINNY, SKINNY + 3)]
+HALVES_TILES = [*range(5), 6, 7, 9, 10, *range(16, 21), *range(SKINNY, SKINNY + 3)]
 TF32_TILES = [*range(6), *range(SKINNY, SKINNY + 3)]
 ORDERS = list(itertools.product([False, True], repeat=2))
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -83,7 +84,8 @@ def test_layouts(batch, dtype, monkeypatch):
         a = matrices(batch, m, k, dtype, ta, shift, gap)
         b = matrices(batch, k, n, dtype, tb, other_shift, 0, seed=1)
         what = f"{ta} {tb} {shift} {other_shift} {gap}"
-        if shift == other_shift == gap == 0:
+        # a is shorter than b; in TF32 it is copied where it alone is not K-major.
+        if shift == other_shift == gap == 0 and not (dtype == torch.float32 and ta and tb):
             with pytest.raises(NotImplementedError, match="CUDA_OPS_GEMM_PATH=padded cannot"):
                 F.matmul(a, b)
             continue
@@ -147,6 +149,35 @@ def test_gradients_of_linear_relu(dtype):
         check(grad_weight, masked.mT, x, f"grad_weight {shift}")
         ones = torch.ones(1, rows, device="cuda", dtype=dtype)
         check(grad_bias[None], ones, masked, f"grad_bias {shift}")
+
+
+@pytest.mark.parametrize("tile", TF32_TILES)
+def test_tf32_by_a_copy_of_what_is_not_k_major(tile):
+    """Rows that TMA can read, either operand the shorter one, batches that share it. The longer one is not copied, nor
+    are both."""
+    ran = 0
+    for (m, n, k), batch, splits in itertools.product(
+        [(200, 24, 144), (264, 200, 72), (520, 264, 264)], (1, 3), (1, 2)
+    ):
+        for order in ("NN", "TT"):
+            rows, columns = (m, n) if order == "NN" else (n, m)  # the shorter operand is not K-major
+            a = matrices(batch, rows, k, torch.float32, order[0] == "T")
+            b = matrices(batch, k, columns, torch.float32, order[1] == "T", seed=1)
+            for shared in (False, True) if batch > 1 else (False,):
+                left = a[:1].expand(batch, -1, -1) if shared and order == "TT" else a
+                right = b[:1].expand(batch, -1, -1) if shared and order == "NN" else b
+                for swapped in (0, 1):
+                    try:
+                        d = ops.gemm_planned(left, right, (PADDED, tile, splits, swapped), allow_tf32=True)
+                    except NotImplementedError:
+                        continue
+                    check(d, left, right, f"{order} {(m, n, k)} {batch} {splits} {swapped} {shared}")
+                    ran += 1
+    assert ran >= 18
+    long, short = matrices(1, 512, 64, torch.float32, True), matrices(1, 64, 32, torch.float32, True, seed=1)
+    for a, b in ((long, short), (long, short.contiguous())):
+        with pytest.raises(NotImplementedError):
+            ops.gemm_planned(a, b, (PADDED, tile, 1, 0), allow_tf32=True)
 
 
 def test_no_copy_is_made_for_one_row():

@@ -121,6 +121,7 @@ def test_storage_orders(name, dtype):
 # kernel adds, and the one of them that computes D or D transposed; those of rung 14, with A and B exchanged or not, and
 # with k split over the blocks of a cluster; rung 15 on the tensor cores, with k whole and split likewise.
 PLANS = [(13, tile, splits, swapped) for tile in range(8) for splits in (1, 3) for swapped in range(1 + (tile == 4))]
+PLANS += [(13, tile, splits, 0) for tile in (9, 10) for splits in (1, 3)]  # without gelu, of 16 bits
 # Those that two blocks make together.
 PAIRS = [(13, tile, 1, swapped) for tile in range(16, 21) for swapped in range(1 + (tile != 18))]
 PLANS += PAIRS

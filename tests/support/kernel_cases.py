@@ -198,6 +198,7 @@ def run_plans():
     from cuda_ops._library import ops
 
     plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]
+    plans += [(13, tile, splits, 0) for tile in (9, 10) for splits in (1, 2)]  # without gelu
     plans += [(13, tile, 1, 0) for tile in range(16, 21)]  # two blocks to a tile, in a cluster
     plans += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)]
     for plan, dtype in itertools.product(plans, [torch.float32, torch.float16, torch.bfloat16]):

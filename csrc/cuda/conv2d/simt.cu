@@ -7,8 +7,8 @@
 // A tap is (c, r, s). The offset of source[pixel, tap], and its row and column in the image, are each a sum of one term
 // of the pixel and one of the tap. A block keeps these coordinates in shared memory, for the summed axis one step
 // ahead, so that loads divide nothing. A block of 256 threads per tile, a warp per group of rows, a lane per every 32nd
-// column; two stages in shared memory. backward_weight splits k over blocks. Bound by plain FMA, or by writing the
-// output where input channels are few.
+// column; two stages in shared memory. k is split over blocks where tiles are few. Bound by plain FMA, or by writing
+// the output where input channels are few; a block alone on its SM by the latency of its steps.
 #include <math.h>
 
 #include <type_traits>
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(accumulate_type<T>) == 8 ? 1 :
                 break;
             const int64_t offset = group_offset + result_offset[r] + result_offset[ROWS + c];
             A value = sum[i][j];
-            if (bias != nullptr)
+            if (bias != nullptr && split == 0)
                 value += load_as_accumulate(bias[first_channel + (p.row == OUT ? first_row + r : first_column + c)]);
             if (p.splits > 1)
                 partial[split * p.result_size + offset] = value;
@@ -277,9 +277,11 @@ static constexpr tile TILES[] = {{8, 4, 1.0, true},   {4, 8, 1.1, false}, {16, 2
                                  {16, 1, 1.4, false}, {4, 1, 2.2, true},  {1, 8, 1.9, false}};
 static constexpr int TILE_COUNT = sizeof(TILES) / sizeof(TILES[0]);
 
-// backward_weight splits k for this many blocks: two or three on every multiprocessor of a large GPU.
-static constexpr int64_t WANTED_BLOCKS = 512;
-static constexpr int64_t FEWEST_INNER = 128;
+// k is split for this many blocks, on every multiprocessor of a large GPU two of forward and backward_input, three or
+// four of backward_weight; and no split is shorter. Constants, so that sums are split alike everywhere.
+static constexpr int64_t WANTED_BLOCKS = 264, WANTED_WEIGHT_BLOCKS = 512;
+static constexpr int64_t FEWEST_TAPS = 32, FEWEST_PIXELS = 128;
+static constexpr int64_t WHOLE_STEPS = 16; // splits are multiples of it
 
 // The tile with the least work, counting what its edges waste.
 static int choose_tile(const problem &p, cuda_ops_dtype dtype)
@@ -318,18 +320,52 @@ struct Plan {
     int64_t phases;
 };
 
+// k, `inner` at the most, in as many splits as make `wanted` blocks, none of them shorter than `fewest`.
+static void split_inner(problem &p, int64_t inner, int64_t tiles, int64_t wanted, int64_t fewest)
+{
+    int64_t splits = tiles > 0 ? wanted / tiles : 1;
+    if (splits > inner / fewest)
+        splits = inner / fewest;
+    if (splits < 1)
+        splits = 1;
+    p.split_extent = ceil_div(ceil_div(inner, splits), WHOLE_STEPS) * WHOLE_STEPS;
+    if (p.split_extent > 0)
+        splits = ceil_div(inner, p.split_extent);
+    p.splits = (unsigned int)(splits > 0 ? splits : 1);
+}
+
 static Plan plan_forward(const cuda_ops_conv2d_sizes &s, cuda_ops_dtype dtype)
 {
     problem p = make_problem(s);
     multiply_weight_and_source(p, s.input_channels_last, s.output_channels_last, true);
-    return {p, choose_tile(p, dtype), 1};
+    p.result_size = s.batch * s.out_channels * s.out_height * s.out_width;
+    const int t = choose_tile(p, dtype);
+    split_inner(p, p.axes[TAP].extent, row_tiles(p, t) * column_tiles(p, t) * s.groups, WANTED_BLOCKS, FEWEST_TAPS);
+    return {p, t, 1};
+}
+
+// Of any of an axis's stride phases.
+static int64_t most_taps(const stride_phase_axis &axis)
+{
+    int64_t most = 0;
+    for (int64_t phase = 0; phase < stride_phase_count(axis); phase++) {
+        const int64_t count = taps_of_stride_phase(axis, phase).count;
+        most = count > most ? count : most;
+    }
+    return most;
 }
 
 static Plan plan_backward_input(const cuda_ops_conv2d_sizes &s, cuda_ops_dtype dtype)
 {
     problem p = make_input_problem(s);
     multiply_weight_and_source(p, s.output_channels_last, s.input_channels_last, !s.weight_channels_last);
-    return {p, choose_tile(p, dtype), p.phases_y * p.phases_x};
+    p.result_size = s.batch * s.in_channels * s.in_height * s.in_width;
+    const int t = choose_tile(p, dtype);
+    const int64_t phases = p.phases_y * p.phases_x;
+    // Of a phase with fewer taps the last splits are empty.
+    const int64_t taps = p.axes[TAP].a_size * most_taps(p.phase_axes[0]) * most_taps(p.phase_axes[1]);
+    split_inner(p, taps, row_tiles(p, t) * column_tiles(p, t) * phases * s.groups, WANTED_BLOCKS, FEWEST_TAPS);
+    return {p, t, phases};
 }
 
 static Plan plan_backward_weight(const cuda_ops_conv2d_sizes &s, cuda_ops_dtype dtype)
@@ -345,16 +381,8 @@ static Plan plan_backward_weight(const cuda_ops_conv2d_sizes &s, cuda_ops_dtype 
     p.right_along_inner = !s.input_channels_last;
     p.result_size = s.out_channels * p.axes[TAP].extent;
     const int t = choose_tile(p, dtype);
-    const int64_t tiles = row_tiles(p, t) * column_tiles(p, t) * s.groups, inner = p.axes[PIXEL].extent;
-    int64_t splits = tiles > 0 ? WANTED_BLOCKS / tiles : 1;
-    if (splits > inner / FEWEST_INNER)
-        splits = inner / FEWEST_INNER;
-    if (splits < 1)
-        splits = 1;
-    p.split_extent = ceil_div(ceil_div(inner, splits), FEWEST_INNER / 8) * (FEWEST_INNER / 8);
-    if (p.split_extent > 0)
-        splits = ceil_div(inner, p.split_extent);
-    p.splits = (unsigned int)(splits > 0 ? splits : 1);
+    split_inner(p, p.axes[PIXEL].extent, row_tiles(p, t) * column_tiles(p, t) * s.groups, WANTED_WEIGHT_BLOCKS,
+                FEWEST_PIXELS);
     return {p, t, 1};
 }
 
@@ -403,9 +431,12 @@ static cuda_ops_status launch(const ConvCall &call, const Plan &plan)
 
 double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device)
 {
-    // Multiply-adds of an SM in a microsecond on an H200 or H100 with two blocks, and how much longer a block takes that
-    // has an SM to itself than one of two; microseconds to start a kernel, and the one that adds parts.
-    constexpr double START = 2.5, PARTS_START = 1.2, SPEED = 102e3, ALONE = 1.75;
+    // Multiply-adds of an SM in a microsecond on an H200 or H100 with two blocks, and how much longer a block takes
+    // that has an SM to itself than one of two; microseconds to start a kernel, and the one that adds parts, and how
+    // many bytes of these that moves in one.
+    constexpr double START = 2.5, WEIGHT_PARTS_START = 1.2, PARTS_START = 4, SPEED = 102e3, ALONE = 1.75;
+    constexpr double PARTS_BYTES_RATE = 3e6;
+    constexpr double STEP = 1.53; // microseconds of a step of k at the least, by its latency
     if (device.multiprocessors < 1)
         return 0;
     const Plan plan = plan_of(call);
@@ -416,7 +447,15 @@ double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device)
     const tile &t = TILES[plan.tile];
     const double block = t.cost * (double)(WARPS * t.left) * (double)(WARP_SIZE * t.right) * (double)depth;
     const double rounds = ceil(blocks / device.multiprocessors);
-    return START + (p.splits > 1 ? PARTS_START : 0) + (rounds == 1 ? ALONE : rounds) * block / SPEED;
+    const double products = (rounds == 1 ? ALONE : rounds) * block / SPEED;
+    // Of the gradient of the weight steps are many, and hidden by more blocks.
+    const bool weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
+    const double steps = weight ? 0 : STEP * (double)ceil_div(depth, call.dtype == CUDA_OPS_FLOAT64 ? 8 : 16);
+    double parts = 0;
+    if (p.splits > 1)
+        parts = weight ? WEIGHT_PARTS_START
+                       : PARTS_START + 2.0 * p.splits * (double)p.result_size * sizeof(float) / PARTS_BYTES_RATE;
+    return START + parts + (rounds <= 2 && steps > products ? steps : products);
 }
 
 Answer conv2d_simt_supports(const ConvCall &, ConvDevice)
@@ -426,8 +465,6 @@ Answer conv2d_simt_supports(const ConvCall &, ConvDevice)
 
 size_t conv2d_simt_workspace(const ConvCall &call, ConvDevice)
 {
-    if (call.pass != CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
-        return 0;
     const problem p = plan_of(call).p;
     const size_t element = call.dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float);
     return p.splits > 1 ? (size_t)(p.splits * p.result_size) * element : 0;

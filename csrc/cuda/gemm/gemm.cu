@@ -40,7 +40,7 @@ static const GemmPath PATHS[] = {
      gemm_sm90_skinny},
     {15, "direct", "gemm/direct/", "gemm_direct_kernel gemm_direct_cores_kernel", gemm_direct_supports, nullptr,
      gemm_direct},
-    // 16: 13 or 14 on copies of operands that TMA cannot read.
+    // 16: 13 or 14 on copies of operands that TMA, or in TF32 wgmma, cannot read.
     {16, "padded", "gemm/padded.cu", "gemm_align_kernel gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_skinny_kernel",
      gemm_padded_supports, gemm_padded_workspace, gemm_padded},
 };
@@ -68,15 +68,15 @@ static const int PREFERENCE[] = {GEMM_SM90, GEMM_MMA, GEMM_SIMT};
 // The choice by shape: of all tiles (gemm/times.h) and splits of k, the one that the model there expects to be fastest,
 // but never faster than its bytes can be moved. The model is within some 5 % of the measured time where D has many
 // tiles.
-static constexpr double BYTES_RATE = 4.2e6; // a microsecond
+static constexpr double BYTES_RATE = 4.5e6; // a microsecond
 // Of the splits' partial sums, written and read again; they stay in the L2 cache as a rule.
-static constexpr double PARTIAL_BYTES_RATE = 4.5e6, FLOAT64_PARTIAL_BYTES_RATE = 3e6;
+static constexpr double PARTIAL_BYTES_RATE = 5.2e6, FLOAT64_PARTIAL_BYTES_RATE = 3e6;
 // The kernel that adds the splits waits for memory once for as many of them as it has in flight.
-static constexpr double ADDING_ROUND = 0.6; // microseconds
-static constexpr double NOT_HIDDEN = 0.1;   // share of the shorter of arithmetic and copying that still shows
+static constexpr double ADDING_ROUND = 0.65; // microseconds
+static constexpr double NOT_HIDDEN = 0.1;    // share of the shorter of arithmetic and copying that still shows
 // The least k of a split.
-static constexpr int64_t SMALLEST_SPLIT = 256, SMALLEST_FLOAT64_SPLIT = 128, SMALLEST_DIRECT_SPLIT = 32,
-                         SMALLEST_SKINNY_SPLIT = 128;
+static constexpr int64_t SMALLEST_SPLIT = 256, SMALLEST_TF32_SPLIT = 64, SMALLEST_FLOAT64_SPLIT = 128,
+                         SMALLEST_DIRECT_SPLIT = 32, SMALLEST_SKINNY_SPLIT = 128;
 static constexpr int64_t LONG_FLOAT64_SPLIT = 1024, LONG_HALVES_SPLIT = 4096;
 
 // Paths that split k over the blocks of a cluster, by a power of two.
@@ -104,10 +104,12 @@ static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64
 // are rows of A and columns of B), and wait for it: a step that is not full takes as long. One is longer where lines
 // are no whole aligned vectors of 16 bytes, on the tensor cores for as many lines as there are. Blocks that share an SM
 // add a start and an end each, and a share of their steps: on the tensor cores these hide in one another's waits.
-static constexpr double DIRECT_ELEMENTS = 0.38, DIRECT_AROUND = 0.54;  // microseconds a step, for 16 lines of 16 bits
-static constexpr double DIRECT_CORES_ELEMENTS = 0.27;                  // likewise, for 32 lines of float32
-static constexpr double DIRECT_BLOCK = 0.6, DIRECT_CORES_BLOCK = 0.65; // microseconds
-static constexpr double DIRECT_SHARED = 0.32, DIRECT_CORES_SHARED = 1.03;
+static constexpr double DIRECT_ELEMENTS = 0.36, DIRECT_AROUND = 0.47;   // microseconds a step, for 16 lines of 16 bits
+static constexpr double DIRECT_CORES_ELEMENTS = 0.27;                   // likewise, for 32 lines of float32
+static constexpr double DIRECT_BLOCK = 0.43, DIRECT_CORES_BLOCK = 0.65; // microseconds
+static constexpr double DIRECT_SHARED = 0.14, DIRECT_CORES_SHARED = 1.03;
+static constexpr double DIRECT_SHARED_LOADS = 0.24; // of loads by elements, or around
+static constexpr double DIRECT_MOST = 0.22;         // the weight of the SM with most blocks; the mean has the rest
 
 static bool has_model_of_steps(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -130,18 +132,19 @@ static double direct_microseconds(const GemmTime &t, const cuda_ops_gemm_problem
     const int64_t size = dtype_size(p.dtype), warps = cores && t.tile == 3 ? 4 : 8, k_of_step = warps * 64 / size;
     const bool aligned_a = !p.unaligned_a && p.lda * size % 16 == 0 && (p.batch == 1 || p.stride_a * size % 16 == 0);
     const bool aligned_b = !p.unaligned_b && p.ldb * size % 16 == 0 && (p.batch == 1 || p.stride_b * size % 16 == 0);
-    const double step = t.sum * (double)k_of_step / 1024 + direct_loads(p, cores, p.m, t.m, !p.transpose_a, aligned_a) +
-                        direct_loads(p, cores, p.n, t.n, p.transpose_b, aligned_b);
-    const int64_t k = ceil_div(p.k, splits);
+    const double loads = direct_loads(p, cores, p.m, t.m, !p.transpose_a, aligned_a) +
+                         direct_loads(p, cores, p.n, t.n, p.transpose_b, aligned_b);
+    const double step = t.sum * (double)k_of_step / 1024 + loads;
+    const double steps = (double)ceil_div(ceil_div(p.k, splits), k_of_step);
     const int64_t blocks = ceil_div(p.m, t.m) * ceil_div(p.n, t.n) * p.batch * splits;
-    // Beside the first, on the SM that has most of them; on the tensor cores, which wait for memory, between that and
-    // the mean.
+    // Beside the first; on the tensor cores, which wait for memory, the mean counts for more than the SM that has most.
     const double most = (double)(ceil_div(blocks, device.multiprocessors) - 1);
     const double mean = (double)blocks / device.multiprocessors - 1;
-    const double others = cores ? most : (most + (mean > 0 ? mean : 0)) / 2;
-    const double shared = (cores ? DIRECT_CORES_SHARED : DIRECT_SHARED) * step * (double)(k * size) / 512;
+    const double others = cores ? most : DIRECT_MOST * most + (1 - DIRECT_MOST) * (mean > 0 ? mean : 0);
+    const double shared = (cores ? DIRECT_CORES_SHARED : DIRECT_SHARED) * step * (double)(p.k * size) / 512 +
+                          (cores ? 0 : DIRECT_SHARED_LOADS * loads * steps);
     const double another = (cores ? DIRECT_CORES_BLOCK : DIRECT_BLOCK) + t.rest + shared;
-    double time = (double)ceil_div(k, k_of_step) * step + t.rest + others * another;
+    double time = steps * step + t.rest + others * another;
     for (int64_t parts = splits; parts > 1; parts /= 2)
         time += t.split;
     return time;
@@ -149,13 +152,25 @@ static double direct_microseconds(const GemmTime &t, const cuda_ops_gemm_problem
 
 // In products of a few microseconds no copies are hidden by another tile's arithmetic: they show beside it, up to a
 // bound.
-static constexpr double NOT_OVERLAPPED = 0.94, MOST_NOT_OVERLAPPED = 3.1; // of the copies; microseconds
-static constexpr double DIRECT_NOT_OVERLAPPED = 2.18, DIRECT_MOST_NOT_OVERLAPPED = 0.84;
+static constexpr double NOT_OVERLAPPED = 0.87, MOST_NOT_OVERLAPPED = 2.87; // of the copies; microseconds
+static constexpr double DIRECT_NOT_OVERLAPPED = 2.4, DIRECT_MOST_NOT_OVERLAPPED = 1.0;
+static constexpr double DIRECT_CORES_NOT_OVERLAPPED = 2.18, DIRECT_CORES_MOST_NOT_OVERLAPPED = 0.84;
 // The paths that keep tiles in shared memory and store them from there.
-static constexpr double SHORT_TILE = 0.56; // of `rest`, what is not in proportion to D
+static constexpr double SHORT_TILE = 0.65; // of `rest`, what is not in proportion to D
 // What 8192 elements of D take longer whose rows are no whole vectors of 16 bytes, in microseconds: by elements, by two
-// of 16 bits (sm90), and in sm90's TF32 tiles for batches.
-static constexpr double STORED_BY_ELEMENTS = 2.27, STORED_BY_PAIRS = 1.54, STORED_BY_SMALL_TILES = 4;
+// of 16 bits (sm90), and in sm90's TF32 tiles for batches; how much longer by pairs in tile 2, which has registers for
+// few loads, and how many times as long in tile 7, whose blocks share an SM.
+static constexpr double STORED_BY_ELEMENTS = 2.27, STORED_BY_PAIRS = 1.33, STORED_BY_SMALL_TILES = 4;
+static constexpr double STORED_BY_192 = 1.2, STORED_BY_64 = 2.8;
+static constexpr int TILE_OF_192_COLUMNS = 2, TILE_OF_64_ROWS = 7;
+
+// Copies of operands, by padded and by sm90 in TF32, are a launch, and move each byte twice.
+static constexpr double COPY_LAUNCH = 1.26, COPY_BYTES_RATE = 3e6; // microseconds, and bytes in one
+
+static double copy_microseconds(int64_t bytes)
+{
+    return bytes > 0 ? COPY_LAUNCH + 2 * (double)bytes / COPY_BYTES_RATE : 0;
+}
 
 // To start a block of sm90_skinny, which is not persistent: the GPU starts one after another.
 static constexpr double SKINNY_BLOCK = 0.007; // microseconds
@@ -177,12 +192,65 @@ static double rest_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t
                              : t.path == GEMM_SM90 && tf32 && is_for_batches ? STORED_BY_SMALL_TILES
                              : t.path == GEMM_SM90 && !tf32 && row % 4 == 0  ? STORED_BY_PAIRS
                                                                              : STORED_BY_ELEMENTS;
+    const bool halves = t.path == GEMM_SM90 && !tf32;
+    const double stored = unaligned == 0                            ? 0
+                          : halves && t.tile == TILE_OF_192_COLUMNS ? unaligned + STORED_BY_192
+                          : halves && t.tile == TILE_OF_64_ROWS     ? unaligned * STORED_BY_64
+                                                                    : unaligned;
     const double share = t.path == GEMM_SM90_SKINNY ? 1 : SHORT_TILE + (1 - SHORT_TILE) * elements / (t.m * t.n);
-    return share * t.rest + unaligned * elements / 8192;
+    return share * t.rest + stored * elements / 8192;
+}
+
+// What an SM takes to load 128 bytes of an operand's row, from the L2 cache, by what its rows are multiples of: whole
+// lines, or pieces that lie in two lines, or begin within a sector.
+static double row_nanoseconds(int64_t pitch)
+{
+    return pitch % 128 == 0 ? 1.66 : pitch % 64 == 0 ? 1.74 : pitch % 32 == 0 ? 1.96 : 2.65;
+}
+
+// Two blocks make one of sm90's 16-bit tiles from here on, each with half of k.
+static constexpr int FIRST_PAIR = 16;
+
+static bool is_pair(const GemmTime &t, const cuda_ops_gemm_problem &p)
+{
+    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR;
+}
+
+// From so many multiply-adds on the card's power is the limit, and 16-bit tiles that move more bytes for their products
+// take longer than their times in short runs say; so does the tile of 80 columns where it loads 128, as it does of an
+// operand that is stored along them.
+static constexpr double LARGE = 6e10, MOVES_MORE = 1.08, LOADS_128_COLUMNS = 1.25;
+
+static double slower_in_place(const GemmTime &t, const cuda_ops_gemm_problem &p, bool transposed)
+{
+    if (t.path != GEMM_SM90 || p.dtype == CUDA_OPS_FLOAT32)
+        return 1;
+    if (t.n == 80)
+        return (transposed ? p.transpose_a : !p.transpose_b) ? LOADS_128_COLUMNS : 1;
+    const double products = (double)p.batch * (double)p.m * (double)p.n * (double)p.k;
+    return products >= LARGE && t.m * t.n <= 128 * 128 ? MOVES_MORE : 1;
+}
+
+// 1024 of k of a tile: the table's time, which is of rows of whole lines, or that of its loads, where these are longer.
+// transposed: the kernel makes D^T.
+static double sum_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, bool transposed)
+{
+    const int64_t size = dtype_size(p.dtype), a = size * (transposed ? p.ldb : p.lda);
+    const int64_t b = size * (transposed ? p.lda : p.ldb);
+    const double sum = t.sum * slower_in_place(t, p, transposed);
+    if (t.path != GEMM_SM90 || (a % 128 == 0 && b % 128 == 0))
+        return sum;
+    const bool pair = is_pair(t, p);
+    const int64_t rows = pair ? 128 : t.m;
+    const double a_rows = (double)(m < rows ? m : rows) / (pair ? 1 : t.cluster_n);
+    const double b_rows = (double)(n < t.n ? n : t.n) / (pair ? 1 : t.cluster_m);
+    const double stages = 1024.0 * (double)size / 128 / (pair ? 2 : 1);
+    const double loads = stages * t.blocks * (a_rows * row_nanoseconds(a) + b_rows * row_nanoseconds(b)) / 1000;
+    return loads > sum ? loads : sum;
 }
 
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
-                       GemmDevice device)
+                       bool transposed, GemmDevice device)
 {
     const double bytes = (double)dtype_size(p.dtype) *
                          ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
@@ -194,8 +262,9 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
     const double waves =
         splits_last_wave ? gemm_mma_float64_waves(p, device) : (double)waves_of(t, p, m, n, splits, device);
     const bool steps = has_model_of_steps(t, p);
-    double time = steps ? direct_microseconds(t, p, splits, device)
-                        : waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + rest_of(t, p, m, n));
+    double time =
+        steps ? direct_microseconds(t, p, splits, device)
+              : waves * (sum_of(t, p, m, n, transposed) * (double)ceil_div(p.k, splits) / 1024 + rest_of(t, p, m, n));
     if (t.path == GEMM_SM90_SKINNY)
         time += SKINNY_BLOCK * (double)(ceil_div(m, t.m) * ceil_div(n, t.n) * p.batch * splits);
     if (splits > 1 && !steps) // partial sums go from block to block, or through device memory
@@ -208,13 +277,23 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
     const double both = time > copying ? time + NOT_HIDDEN * copying : copying + NOT_HIDDEN * time;
     if (!steps && !stores_tiles(t, p))
         return t.start + both;
-    const double shows = (steps ? DIRECT_NOT_OVERLAPPED : NOT_OVERLAPPED) * copying;
-    const double most = steps ? DIRECT_MOST_NOT_OVERLAPPED : MOST_NOT_OVERLAPPED;
-    return t.start + both + (shows < most ? shows : most);
+    const bool cores = steps && gemm_direct_uses_cores(p, device);
+    const double shows = copying * (cores   ? DIRECT_CORES_NOT_OVERLAPPED
+                                    : steps ? DIRECT_NOT_OVERLAPPED
+                                            : NOT_OVERLAPPED);
+    const double most = cores   ? DIRECT_CORES_MOST_NOT_OVERLAPPED
+                        : steps ? DIRECT_MOST_NOT_OVERLAPPED
+                                : MOST_NOT_OVERLAPPED;
+    const bool tf32 = t.path == GEMM_SM90 && p.dtype == CUDA_OPS_FLOAT32;
+    return t.start + both + (shows < most ? shows : most) +
+           (tf32 ? copy_microseconds(gemm_sm90_tf32_bytes(p, t.tile)) : 0);
 }
 
 // How much slower a tile is that reads rows shorter than a cache line: sm90_skinny's n neighbouring values of B.
 static constexpr double NARROW = 1.14;
+
+// And one of a pair that makes D, not D^T, unless both operands are stored along m and n.
+static constexpr double PAIR_AS_IT_IS = 1.04;
 
 static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
 {
@@ -236,6 +315,7 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
     const int64_t smallest = t.path == GEMM_DIRECT         ? SMALLEST_DIRECT_SPLIT
                              : t.path == GEMM_SM90_SKINNY  ? SMALLEST_SKINNY_SPLIT
                              : p.dtype == CUDA_OPS_FLOAT64 ? SMALLEST_FLOAT64_SPLIT
+                             : p.dtype == CUDA_OPS_FLOAT32 ? SMALLEST_TF32_SPLIT
                                                            : SMALLEST_SPLIT;
     return (t.path != GEMM_DIRECT || device.capability >= 90) && // clusters
            p.k / splits >= smallest && (blocks <= device.multiprocessors * t.blocks || fills_waves);
@@ -274,6 +354,7 @@ static GemmPlan fastest_plan(const GemmTime (&times)[COUNT], const GemmCall &cal
 {
     const cuda_ops_gemm_problem &p = call.problem;
     const bool transposes = p.dtype == CUDA_OPS_FLOAT32 && gemm_sm90_tf32_transposes_d(p);
+    const bool both_along = p.transpose_a && !p.transpose_b;
     GemmPlan best = {};
     double least = 0;
     for (const GemmTime &t : times) {
@@ -289,8 +370,10 @@ static GemmPlan fastest_plan(const GemmTime (&times)[COUNT], const GemmCall &cal
                     break;
                 if (waves_of(t, p, m, n, splits, device) > 1 && is_for_one_wave(times, t))
                     break;
-                const double time =
-                    estimate(t, p, m, n, splits, device) * (reads_narrow_rows(t, p, swapped) ? NARROW : 1);
+                const double time = estimate(t, p, m, n, splits, transposed, device) *
+                                    (reads_narrow_rows(t, p, swapped)           ? NARROW
+                                     : is_pair(t, p) && !swapped && !both_along ? PAIR_AS_IT_IS
+                                                                                : 1);
                 if (best.path == 0 || time < least) {
                     least = time;
                     best = {t.path, t.tile, splits, swapped, t.path == GEMM_SM90 ? band_of(p, t) : 8};
@@ -337,9 +420,6 @@ static GemmPlan tabled_plan(const GemmCall &call, GemmDevice device, int only, d
     return {};
 }
 
-// padded's copies are a launch, and move each byte twice, beside what its product takes.
-static constexpr double COPY_LAUNCH = 1.26, COPY_BYTES_RATE = 2.64e6; // microseconds, and bytes in one
-
 static GemmPlan padded_plan(const GemmCall &call, GemmDevice device, double *microseconds)
 {
     const GemmCall product = gemm_padded_call(call);
@@ -352,7 +432,7 @@ static GemmPlan padded_plan(const GemmCall &call, GemmDevice device, double *mic
         least = skinny;
     }
     plan.path = GEMM_PADDED;
-    *microseconds = least + COPY_LAUNCH + 2 * (double)gemm_padded_bytes(call) / COPY_BYTES_RATE;
+    *microseconds = least + copy_microseconds(gemm_padded_bytes(call));
     return plan;
 }
 

@@ -1,9 +1,10 @@
 // gemm, padded path: D = activation(alpha * op(A) op(B) + bias) where rows of A or B are no multiple of 16 bytes, or do
 // not begin at one, so that TMA cannot read them. Those operands are copied into the workspace once, with rows of whole
 // 16 bytes, both by one launch (gemm/align.cu), and the product is sm90's or sm90_skinny's. In TF32 a copied operand is
-// K-major, as wgmma wants it, however it was stored. D stays where it is: those paths store unaligned rows too. The
-// copy moves twice the operand's bytes, so that it pays where the other side of the product is long, and gemm.cu counts
-// it. Bound by the copy where D is small, else as those paths are.
+// K-major, as wgmma wants it, however it was stored; so the shorter operand is copied too where it alone is not
+// K-major, as the weight is in the gradient of a layer's input. D stays where it is: those paths store unaligned rows
+// too. The copy moves twice the operand's bytes, so that it pays where the other side of the product is long, and
+// gemm.cu counts it. Bound by the copy where D is small, else as those paths are.
 #include "common/common.cuh"
 #include "common/tensor_map.h"
 #include "gemm/align.h"
@@ -17,31 +18,45 @@ struct Padded {
     int64_t bytes; // of the copies
 };
 
-// The operand that is stored rows x columns, or its copy in the workspace where TMA cannot read it. Returns whether the
-// copy is K-major and the operand was not.
-static bool pad(Padded &padded, const void *&matrix, int64_t &pitch, int64_t &stride, int64_t rows, int64_t columns,
-                bool k_major, bool unaligned)
+// An operand: where the call has it, and how it is stored, rows x columns.
+struct Operand {
+    const void *&matrix;
+    int64_t &pitch, &stride;
+    int64_t rows, columns;
+    bool k_major, unaligned;
+};
+
+// Not by the address, which the query for the workspace does not know.
+static bool is_readable(const Operand &operand, const cuda_ops_gemm_problem &p)
+{
+    return !operand.unaligned && map_possible(nullptr, dtype_size(p.dtype), operand.columns, operand.rows, p.batch,
+                                              operand.pitch, operand.stride);
+}
+
+// The elements of it, of all products of the batch.
+static int64_t elements_of(const Operand &operand, const cuda_ops_gemm_problem &p)
+{
+    return operand.rows * operand.columns * (operand.stride == 0 ? 1 : p.batch);
+}
+
+// Its copy in the workspace instead, which in TF32 is K-major.
+static void copy_operand(Padded &padded, const Operand &operand)
 {
     const cuda_ops_gemm_problem &p = padded.call.problem;
-    const int size = (int)dtype_size(p.dtype);
-    // Not by the address, which the query for the workspace does not know.
-    if (!unaligned && map_possible(nullptr, size, columns, rows, p.batch, pitch, stride))
-        return false;
-    const bool shared = stride == 0 || p.batch == 1;
+    const bool shared = operand.stride == 0 || p.batch == 1;
     AlignedCopy copy = {};
-    copy.from = matrix;
-    copy.rows = rows, copy.columns = columns, copy.matrices = shared ? 1 : p.batch;
-    copy.pitch = pitch, copy.stride = stride;
-    copy.size = size;
-    copy.transposes = p.dtype == CUDA_OPS_FLOAT32 && !k_major;
+    copy.from = operand.matrix;
+    copy.rows = operand.rows, copy.columns = operand.columns, copy.matrices = shared ? 1 : p.batch;
+    copy.pitch = operand.pitch, copy.stride = operand.stride;
+    copy.size = (int)dtype_size(p.dtype);
+    copy.transposes = p.dtype == CUDA_OPS_FLOAT32 && !operand.k_major;
     // Without a workspace only the sizes are asked about.
     copy.to = padded.call.workspace ? (char *)padded.call.workspace + padded.bytes : nullptr;
-    matrix = copy.to;
-    pitch = aligned_copy_pitch(copy);
-    stride = shared ? 0 : (copy.transposes ? columns : rows) * pitch;
+    operand.matrix = copy.to;
+    operand.pitch = aligned_copy_pitch(copy);
+    operand.stride = shared ? 0 : (copy.transposes ? operand.columns : operand.rows) * operand.pitch;
     padded.bytes += aligned_copy_bytes(copy);
     padded.copies[padded.count++] = copy;
-    return copy.transposes;
 }
 
 static Padded padded_of(const GemmCall &call)
@@ -49,12 +64,26 @@ static Padded padded_of(const GemmCall &call)
     Padded padded = {};
     padded.call = call;
     cuda_ops_gemm_problem &p = padded.call.problem;
-    if (pad(padded, padded.call.a, p.lda, p.stride_a, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k,
-            !p.transpose_a, p.unaligned_a))
-        p.transpose_a = 0;
-    if (pad(padded, padded.call.b, p.ldb, p.stride_b, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n,
-            p.transpose_b, p.unaligned_b))
-        p.transpose_b = 1;
+    const Operand a = {
+        padded.call.a,     p.lda, p.stride_a, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, !p.transpose_a,
+        p.unaligned_a != 0};
+    const Operand b = {
+        padded.call.b,     p.ldb, p.stride_b, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.transpose_b != 0,
+        p.unaligned_b != 0};
+    bool copies_a = !is_readable(a, p), copies_b = !is_readable(b, p);
+    if (p.dtype == CUDA_OPS_FLOAT32) {
+        const bool a_is_shorter = elements_of(a, p) <= elements_of(b, p);
+        if (a_is_shorter && !a.k_major && (b.k_major || copies_b))
+            copies_a = true;
+        else if (!a_is_shorter && !b.k_major && (a.k_major || copies_a))
+            copies_b = true;
+        p.transpose_a = p.transpose_a && !copies_a;
+        p.transpose_b = p.transpose_b || copies_b;
+    }
+    if (copies_a)
+        copy_operand(padded, a);
+    if (copies_b)
+        copy_operand(padded, b);
     p.unaligned_a = p.unaligned_b = 0;
     if (call.workspace) // what follows the copies is the product's
         padded.call.workspace = (char *)call.workspace + padded.bytes;
@@ -70,9 +99,9 @@ Answer gemm_padded_supports(const GemmCall &call, GemmDevice device)
         return no("does not take float64, nor a k of zero");
     if (p.dtype == CUDA_OPS_FLOAT32 && !p.allow_tf32)
         return GEMM_NEEDS_TF32;
-    if (gemm_sm90_supports(call, device))
-        return no("A and B have TMA descriptors as they are");
     const Padded padded = padded_of(call);
+    if (padded.count == 0)
+        return no("A and B have TMA descriptors as they are");
     for (int i = 0; i < padded.count; i++)
         if (!can_copy_aligned(padded.copies[i]))
             return no("A or B is too large to be copied");

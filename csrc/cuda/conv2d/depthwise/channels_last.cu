@@ -1,6 +1,6 @@
 // conv2d with a group per channel in channels_last, of any kernel, stride and dilation: what the unrolled kernels of
-// forward_backward_input.cu have no instance for (mobilenet's and efficientnet's steps of 2). forward and
-// backward_input, for one output channel a group.
+// forward_backward_input.cu have no instance for (mobilenet's and efficientnet's steps of 2), and small images, of which
+// their tiles would be empty. forward and backward_input, for one output channel a group.
 //
 // A thread computes 16 bytes of channels: PIXELS neighbouring pixels of the output in forward, one pixel of the input in
 // backward_input, which visits only the taps whose output exists. A block has the kernels of its channels in shared
@@ -43,7 +43,7 @@ __device__ __forceinline__ void keep_weights(float *weights, const DepthwiseProb
     const int taps = p.kernel_height * p.kernel_width;
     for (int i = threadIdx.x; i < taps * width; i += THREADS) {
         const int channel = i / taps, tap = i - channel * taps;
-        weights[tap * width + channel] =
+        weights[(p.flipped ? taps - 1 - tap : tap) * width + channel] =
             first_channel + channel < p.channels
                 ? load_as_accumulate(((const T *)p.weight)[(first_channel + channel) * taps + tap])
                 : 0.0f;

@@ -3,7 +3,8 @@
 // of a cluster have adjacent tiles, and each loads its part of the operand they share by multicast. Tiles are walked in
 // bands, so that concurrent ones share the L2. Ping-pong: each consumer has tiles of its own, and one multiplies during
 // the other's epilogue. Small matrices in batches take smaller blocks, two an SM, without clusters. k is split where
-// tiles are few; a pair of blocks may split it within a cluster (gemm/sm90/pair.cuh). The 16-bit tile of 80 columns
+// tiles are few; a pair of blocks may split it within a cluster (gemm/sm90/pair.cuh). gemm/sm90/lean.cuh has tiles without
+// gelu and with a stage more. The 16-bit tile of 80 columns
 // makes D or D^T, so that a D of few columns or few rows has a tile for every SM. gemm.cu picks the tile by
 // gemm/times.h. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start. Measured on
 // an H200 against cuBLAS: bf16 1024^3 0.97 to 1.01, 2048^3 1.00, 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256
@@ -13,6 +14,7 @@
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
 #include "gemm/sm90/gelu.h"
+#include "gemm/sm90/lean.h"
 #include "gemm/sm90/tile.cuh"
 
 Answer gemm_sm90_supports(const GemmCall &call, GemmDevice device)
@@ -47,6 +49,13 @@ int64_t gemm_sm90_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPl
 // Tile numbers. 16 bits: the tile that makes D or D^T, and the first of those for batches. TF32: the first of those for
 // batches, and the one of them that does not transpose B.
 static constexpr int D_OR_TRANSPOSED = 4, SMALL = 6, TF32_SMALL = 4, TF32_UNTRANSPOSED = 5;
+// The first and last of the 16-bit tiles of lean.cuh.
+static constexpr int FIRST_LEAN = 9, LAST_LEAN = 10;
+
+static bool is_lean(int tile)
+{
+    return tile >= FIRST_LEAN && tile <= LAST_LEAN;
+}
 
 // The 16-bit tiles that a cluster of two blocks makes, each with half of k. That of 128 columns makes D only, the
 // others D or D^T; those of 96 and 160 want the operand that gives the columns K-major.
@@ -64,7 +73,7 @@ bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
         const bool k_contiguous = swapped ? !p.transpose_a : p.transpose_b;
         return (!swapped || tile != PAIR_128) && (k_contiguous || (tile != PAIR_96 && tile != PAIR_160));
     }
-    // The tiles for batches have no gelu.
+    // The tiles for batches have no gelu, nor have those of lean.cuh.
     if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || p.activation > CUDA_OPS_GEMM_RELU))
         return false;
     if (tf32)
@@ -93,7 +102,12 @@ bool gemm_sm90_takes_gelu_backward(const GemmCall &call, GemmDevice device, cons
         return false;
     GemmCall of_preactivation = call;
     of_preactivation.d = const_cast<void *>(preactivation);
-    const GemmPlan plan = gemm_sm90_plan(p, device);
+    GemmPlan plan = gemm_sm90_plan(p, device);
+    if (is_lean(plan.tile)) { // the best of those that have gelu instead
+        cuda_ops_gemm_problem other = p;
+        other.activation = CUDA_OPS_GEMM_GELU;
+        plan = gemm_sm90_plan(other, device);
+    }
     return plan.splits <= 1 && !plan.swapped && (plan.tile == TILE_192 || plan.tile == TILE_256) &&
            can_copy_out(call) && can_copy_out(of_preactivation);
 }
@@ -109,6 +123,8 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
     case CUDA_OPS_BFLOAT16:
         if (is_pair(plan.tile))
             return gemm_sm90_pair_bfloat16(call, device, plan);
+        if (is_lean(plan.tile))
+            return gemm_sm90_lean_bfloat16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_bfloat16(call, device, plan);
         if (has_gelu_kernel(call, plan))
@@ -118,6 +134,8 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
     case CUDA_OPS_FLOAT16:
         if (is_pair(plan.tile))
             return gemm_sm90_pair_float16(call, device, plan);
+        if (is_lean(plan.tile))
+            return gemm_sm90_lean_float16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_float16(call, device, plan);
         if (has_gelu_kernel(call, plan))

@@ -1,0 +1,54 @@
+// 16-bit tiles of the sm90 path without gelu, whose results leave 32 columns at a time: the shared memory that this
+// saves is a stage more, which counts where operands come from device memory.
+#ifndef CUDA_OPS_GEMM_SM90_LEAN_CUH
+#define CUDA_OPS_GEMM_SM90_LEAN_CUH
+
+#include "gemm/sm90/kernel.cuh"
+#include "gemm/sm90/lean.h"
+
+// Of a ping-pong tile with whole lines in the epilogue's buffers and a stage less.
+template <typename Whole>
+struct LeanTile : Whole {
+    static constexpr int STAGES = Whole::STAGES + 1;
+    static constexpr int CHUNK = 32, CHUNK_ROW = CHUNK * (int)sizeof(typename Whole::T);
+    static constexpr int BUFFER_BYTES = Whole::GROUP_M * CHUNK_ROW;
+    static constexpr int RING_BYTES = STAGES * Whole::STAGE_BYTES, OUT_BYTES = 2 * Whole::BUFFERS * BUFFER_BYTES;
+    static constexpr int BUFFERS_FROM = RING_BYTES, BARRIERS_FROM = RING_BYTES + OUT_BYTES;
+    static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
+    static_assert(sizeof(typename Whole::T) == 2 && Whole::SHARING == 1 && !Whole::HAS_GELU && !Whole::ONE_TILE,
+                  "16 bits");
+    static_assert(SHARED_BYTES + 1024 <= 233472, "an SM's shared memory");
+};
+
+// 9: a width between 128 and 192. 10: the blocks of a cluster are side by side and share A, which is the longer one
+// where rows are many, and an odd number of rows of tiles leaves none of them idle.
+template <typename T, bool a_mn_major, bool b_mn_major>
+static cuda_ops_status launch_lean(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    // clang-format off
+    switch (plan.tile) {
+    //                                               M    N   cluster ping-pong stages
+    case 9: return launch<Tile<T, 128, 160, 2, 1, true, b_mn_major ? 4 : 5, a_mn_major, b_mn_major>>(call, device, plan);
+    case 10: return launch<LeanTile<Tile<T, 128, 128, 1, 2, true, 5, a_mn_major, b_mn_major>>>(call, device, plan);
+    }
+    // clang-format on
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+template <typename T>
+static cuda_ops_status launch_lean_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+#if defined(CUDA_OPS_SM90A)
+    const cuda_ops_gemm_problem &p = call.problem;
+    if (p.transpose_a)
+        return p.transpose_b ? launch_lean<T, true, false>(call, device, plan)
+                             : launch_lean<T, true, true>(call, device, plan);
+    return p.transpose_b ? launch_lean<T, false, false>(call, device, plan)
+                         : launch_lean<T, false, true>(call, device, plan);
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
+}
+
+#endif
