@@ -7,12 +7,13 @@ import sys
 import pytest
 
 NAMES = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
-# Sizes on either side of what gemm decides by, odd ones, and every pass of conv2d, against float64.
+# Sizes on either side of what gemm decides by, odd ones, every pass of conv2d, and attention, against float64.
 PROGRAM = """
 import sys, torch, cuda_ops
 from torch.nn import functional as F
 assert torch.ops.cuda_ops.cpu_isa() == sys.argv[1], torch.ops.cuda_ops.cpu_isa()
 torch.manual_seed(0)
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 def check(ours, native, dtype, *shapes):
     inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
@@ -21,17 +22,20 @@ def check(ours, native, dtype, *shapes):
     grad = torch.randn_like(output)
     output.backward(grad)
     expected.backward(grad.double())
-    tolerance = 2e-5 if dtype == torch.float32 else 1e-13
+    tolerance = TOLERANCE[dtype]
     for actual, right in zip((output, *(t.grad for t in inputs)), (expected, *(t.grad for t in wide))):
         error = (actual.double() - right).abs().max() / right.abs().max()
         assert error < tolerance, (shapes, dtype, error)
 
-for dtype in (torch.float32, torch.float64):
+for dtype in TOLERANCE:
     for rows, inputs, outputs in [(1, 7, 5), (35, 79, 19), (64, 700, 33), (130, 65, 300), (71, 645, 301)]:
         check(cuda_ops.functional.linear, F.linear, dtype, (rows, inputs), (outputs, inputs), (outputs,))
-    for channels, filters, size in [(1, 5, 9), (17, 33, 7)]:
+    check(cuda_ops.functional.matmul, torch.matmul, dtype, (3, 20, 40), (3, 40, 50))
+    for channels, filters, size in [(1, 5, 9), (17, 33, 7), (40, 20, 12)]:
         shapes = (2, channels, size, size), (filters, channels, 3, 3), (filters,)
         check(cuda_ops.functional.conv2d, F.conv2d, dtype, *shapes)
+    shape = 2, 3, 70, 16
+    check(cuda_ops.functional.scaled_dot_product_attention, F.scaled_dot_product_attention, dtype, shape, shape, shape)
 """
 
 

@@ -2,6 +2,7 @@
 tiles of rows: lengths, threads, parameters of float32, state, masks."""
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -274,3 +275,107 @@ def test_tangents(dtype):
         assert output.dtype == tangent.dtype == dtype
         assert_close(output, exact[0], TOLERANCE[dtype])
         assert_close(tangent, exact[1], 2 * TOLERANCE[dtype])
+
+
+# (input, weight, stride, padding, dilation, groups): channels and pixels on either side of a tile, stride phases with
+# and without taps, kernels of one and of few channels, blocks of rows and of images.
+CONVOLUTIONS = {
+    "tiles": ((2, 32, 9, 9), (32, 32, 3, 3), 1, 1, 1, 1),
+    "ragged": ((2, 40, 12, 10), (70, 40, 3, 3), 2, 1, 1, 1),
+    "1x1": ((3, 64, 8, 8), (33, 64, 1, 1), 1, 0, 1, 1),
+    "strided 1x1": ((2, 33, 11, 11), (17, 33, 1, 1), 2, 0, 1, 1),
+    "few channels": ((2, 3, 20, 20), (24, 3, 7, 7), 2, 3, 1, 1),
+    "one channel": ((2, 1, 28, 28), (32, 1, 3, 3), 1, 1, 1, 1),
+    "unequal": ((1, 48, 7, 7), (50, 48, 3, 2), (3, 2), (0, 1), (1, 2), 1),
+    "small images": ((9, 64, 2, 2), (64, 64, 3, 3), 1, 1, 1, 1),
+    "groups": ((2, 64, 6, 6), (64, 32, 3, 3), 1, 1, 1, 2),
+    "blocks of rows": ((1, 128, 60, 60), (64, 128, 3, 3), 1, 1, 1, 1),
+    "phases without taps": ((1, 20, 8, 8), (20, 20, 3, 3), 4, 0, 1, 1),
+    "channels in pieces": ((5, 260, 5, 5), (280, 260, 3, 3), 1, 1, 1, 1),
+}
+
+
+def convolution_products(dtype, name, formats, threads=1):
+    """(result, the same in float64, the sum of the magnitudes of its products) of each product."""
+    input_size, weight_size, *parameters = CONVOLUTIONS[name]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(size, generator=generator).to(dtype) for size in (input_size, weight_size)]
+    x, w = (t.contiguous(memory_format=f).requires_grad_() for t, f in zip(inputs, formats, strict=False))
+    bias = torch.randn(weight_size[0], generator=generator).to(dtype)
+    torch.set_num_threads(threads)
+    output = F.conv2d(x, w, bias, *parameters)
+    g = torch.randn(output.shape, generator=generator).to(dtype).contiguous(memory_format=formats[2])
+    ours = (output.detach(), *torch.autograd.grad(output, (x, w), g))
+    exact = []
+    for convert in (torch.Tensor.double, lambda t: t.double().abs()):
+        leaves = [convert(t.detach()).requires_grad_() for t in (x, w)]
+        wide = torch.nn.functional.conv2d(*leaves, convert(bias), *parameters)
+        exact.append((wide.detach(), *torch.autograd.grad(wide, leaves, convert(g))))
+    return list(zip(ours, *exact, strict=True))
+
+
+@halves
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(dtype, name):
+    """Rounded once, of sums with the error of float32 and of float16's parts, in all formats, by one thread and two."""
+    before = torch.get_num_threads()
+    half = {torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    try:
+        for formats in itertools.product((torch.contiguous_format, torch.channels_last), repeat=3):
+            products = convolution_products(dtype, name, formats)
+            for result, exact, magnitude in products:
+                allowed = half * exact.abs() + 2**-17 * magnitude + 1e-7
+                assert ((result.double() - exact).abs() <= allowed).all(), formats
+        for (one, *_), (two, *_) in zip(products, convolution_products(dtype, name, formats, threads=2), strict=True):
+            assert torch.equal(one, two)
+    finally:
+        torch.set_num_threads(before)
+
+
+@halves
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("channels", [3, 32])
+def test_special_numbers_reach_only_their_convolutions(dtype, value, channels):
+    x, weight = torch.randn(1, channels, 12, 12).to(dtype), torch.randn(20, channels, 3, 3).to(dtype)
+    x[0, 1, 5, 6] = value
+    for w in (weight, weight.contiguous(memory_format=torch.channels_last)):
+        output = F.conv2d(x, w, padding=1)
+        expected = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
+        assert torch.equal(output.isnan(), expected.isnan()) and torch.equal(output.isinf(), expected.isinf())
+        assert_close(output[expected.isfinite()], expected[expected.isfinite()], 2 * TOLERANCE[dtype])
+
+
+@halves
+def test_products_do_not_depend_on_threads_or_on_other_rows(dtype):
+    before = torch.get_num_threads()
+    try:
+        for m, n, k in ((150, 300, 700), (1, 2000, 500), (40, 16, 1100), (3, 5, 40)):
+            a, b = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+            results = []
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                results.append([F.linear(a, b), F.matmul(a, b.t()), F.matmul(a.expand(3, m, k), b.t().expand(3, k, n))])
+            for one, two in zip(*results, strict=True):
+                assert torch.equal(one, two)
+    finally:
+        torch.set_num_threads(before)
+
+
+@halves
+def test_beside_pytorchs_kernels_and_after_a_fork(dtype):
+    """Both may use the processor's tile registers, in the same thread, and a child process may too."""
+    a, x, w = (torch.randn(*size).to(dtype) for size in ((80, 80), (2, 32, 12, 12), (32, 32, 3, 3)))
+    native = torch.matmul(a, a), torch.nn.functional.conv2d(x, w)
+    ours = F.matmul(a, a), F.conv2d(x, w)
+    for _ in range(5):
+        assert torch.equal(torch.matmul(a, a), native[0]) and torch.equal(F.matmul(a, a), ours[0])
+        assert torch.equal(torch.nn.functional.conv2d(x, w), native[1]) and torch.equal(F.conv2d(x, w), ours[1])
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if (child := os.fork()) == 0:
+            same = torch.equal(F.matmul(a, a), ours[0]) and torch.equal(F.conv2d(x, w), ours[1])
+            os._exit(0 if same else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)

@@ -11,10 +11,11 @@
 #include "common/common.h"
 #include "common/exponential.h"
 #include "gemm/single_thread.h"
+#include "gemm/tiles.h"
 
 /* Rows and columns of a block of scores: 64 is as many as gemm takes without packing the keys, and 64 x 512 floats are
  * a part of the second-level cache. */
-enum { QUERY_BLOCK = 64, KEY_BLOCK = 512 };
+enum { QUERY_BLOCK = 64, KEY_BLOCK = 512, MOST_QUERIES = 128 };
 /* Between rows of scores, which would else lie at powers of two. */
 enum { ROW_GAP = 16 };
 
@@ -26,21 +27,32 @@ struct attention_block {
     int64_t first_row;              /* of logsumexp */
 };
 
+static int64_t products_workspace(void)
+{
+    return max_i64(GEMM_WORKSPACE_BYTES, cuda_ops_tiles_workspace());
+}
+
 /* Large enough, and not more than KEY_BLOCK. */
 static int64_t key_block(const cuda_ops_attention *call)
 {
     return min_i64(KEY_BLOCK, (call->keys + ROW_GAP - 1) / ROW_GAP * ROW_GAP);
 }
 
+/* Products by tiles pack the keys for each block of queries. */
+static int64_t query_block(const cuda_ops_attention *call)
+{
+    return call->products != CUDA_OPS_FLOAT32 && cuda_ops_has_tiles() ? MOST_QUERIES : QUERY_BLOCK;
+}
+
 static int64_t query_blocks(const cuda_ops_attention *call)
 {
-    return (call->queries + QUERY_BLOCK - 1) / QUERY_BLOCK;
+    return (call->queries + query_block(call) - 1) / query_block(call);
 }
 
 /* Elements of a block of scores. */
 static int64_t block_elements(const cuda_ops_attention *call)
 {
-    return QUERY_BLOCK * (key_block(call) + ROW_GAP);
+    return query_block(call) * (key_block(call) + ROW_GAP);
 }
 
 static int64_t head_of_keys(const cuda_ops_attention *call, int64_t head)
@@ -177,7 +189,7 @@ int64_t cuda_ops_attention_forward_parts_cpu(const cuda_ops_attention *call)
 
 int64_t cuda_ops_attention_forward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype)
 {
-    return GEMM_WORKSPACE_BYTES + block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    return products_workspace() + block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
 }
 
 cuda_ops_status cuda_ops_attention_forward_cpu(void *output, void *logsumexp, const void *query, const void *key,
@@ -202,7 +214,7 @@ int64_t cuda_ops_attention_backward_parts_cpu(const cuda_ops_attention *call)
 /* The exponentials, the gradients of the scores, and with a softcap its derivatives. */
 int64_t cuda_ops_attention_backward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype)
 {
-    return GEMM_WORKSPACE_BYTES +
+    return products_workspace() +
            (call->softcap > 0 ? 3 : 2) * block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
 }
 
@@ -388,11 +400,24 @@ CUDA_OPS_SIMD static void FN(online_softmax)(const struct attention_block *block
     }
 }
 
-static void FN(gemm_product)(REAL *output, int64_t output_row, const REAL *a, int64_t a_row, int64_t a_column,
-                             const REAL *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
-                             bool accumulate, void *workspace)
+static void FN(gemm_product)(const cuda_ops_attention *call, REAL *output, int64_t output_row, const REAL *a,
+                             int64_t a_row, int64_t a_column, const REAL *b, int64_t b_row, int64_t b_column, int64_t m,
+                             int64_t n, int64_t k, bool accumulate, void *workspace)
 {
     _Static_assert(sizeof(REAL) == 4 || sizeof(REAL) == 8, "float or double");
+    if (sizeof(REAL) == 4 && call->products != CUDA_OPS_FLOAT32 && cuda_ops_has_tiles()) {
+        const struct tile_product product = {
+            .a = {a, a_row, a_column},
+            .b = {b, b_column, b_row},
+            .output = {.data = output, .row = output_row, .dtype = CUDA_OPS_FLOAT32, .accumulate = accumulate},
+            .m = m,
+            .n = n,
+            .k = k,
+            .dtype = CUDA_OPS_FLOAT32,
+            .split = call->products == CUDA_OPS_FLOAT16};
+        cuda_ops_multiply_tiles(&product, workspace);
+        return;
+    }
     if (sizeof(REAL) == 4)
         cuda_ops_gemm_f32((float *)output, output_row, (const float *)a, a_row, a_column, (const float *)b, b_row,
                           b_column, m, n, k, accumulate, workspace);
@@ -404,17 +429,17 @@ static void FN(gemm_product)(REAL *output, int64_t output_row, const REAL *a, in
 static void FN(attention_forward)(REAL *output, REAL *logsumexp, const REAL *query, const REAL *key, const REAL *value,
                                   void *workspace, const cuda_ops_attention *all, int64_t begin, int64_t end)
 {
-    REAL *const scores = (REAL *)((char *)workspace + GEMM_WORKSPACE_BYTES);
+    REAL *const scores = (REAL *)((char *)workspace + products_workspace());
     const int64_t blocks = query_blocks(all), columns = key_block(all);
     struct attention_block block = {.pitch = columns + ROW_GAP};
     for (int64_t part = begin; part < end; part++) {
         /* First and last in turn: where a mask is causal, neighbouring parts cost about the same together. */
-        const int64_t turn = part % blocks, i = (turn % 2 ? blocks - 1 - turn / 2 : turn / 2) * QUERY_BLOCK;
+        const int64_t turn = part % blocks, i = (turn % 2 ? blocks - 1 - turn / 2 : turn / 2) * query_block(all);
         block.head = part / blocks % all->heads;
         block.batch = part / blocks / all->heads;
         const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(all, block.batch);
         const cuda_ops_attention one = call_of_sequence(all, &s), *const call = &one;
-        const int64_t rows = min_i64(QUERY_BLOCK, call->queries - i);
+        const int64_t rows = min_i64(query_block(call), call->queries - i);
         if (rows <= 0)
             continue; /* of a sequence that is shorter than others */
         block.call = call;
@@ -424,8 +449,8 @@ static void FN(attention_forward)(REAL *output, REAL *logsumexp, const REAL *que
             query + block.batch * call->query.batch + block.head * call->query.head + s.first_query * call->query.row;
         REAL *const o = output + block.batch * call->output.batch + block.head * call->output.head +
                         (s.first_query + i) * call->output.row;
-        REAL maxima[QUERY_BLOCK];
-        double sums[QUERY_BLOCK];
+        REAL maxima[MOST_QUERIES];
+        double sums[MOST_QUERIES];
         for (int64_t r = 0; r < rows; r++) {
             maxima[r] = -(REAL)INFINITY;
             sums[r] = 0;
@@ -439,11 +464,11 @@ static void FN(attention_forward)(REAL *output, REAL *logsumexp, const REAL *que
             const REAL *const k = key + page * call->key.batch + key_head * call->key.head + row * call->key.row;
             const REAL *const v =
                 value + page * call->value.batch + key_head * call->value.head + row * call->value.row;
-            FN(gemm_product)(scores, block.pitch, q + i * call->query.row, call->query.row, 1, k, 1, call->key.row,
-                             rows, count, call->head_dim, false, workspace);
+            FN(gemm_product)(call, scores, block.pitch, q + i * call->query.row, call->query.row, 1, k, 1,
+                             call->key.row, rows, count, call->head_dim, false, workspace);
             FN(online_softmax)(&block, scores, i, rows, j, j + count, maxima, sums, o);
-            FN(gemm_product)(o, call->output.row, scores, block.pitch, 1, v, call->value.row, 1, rows, call->value_dim,
-                             count, j > start, workspace);
+            FN(gemm_product)(call, o, call->output.row, scores, block.pitch, 1, v, call->value.row, 1, rows,
+                             call->value_dim, count, j > start, workspace);
         }
         for (int64_t r = 0; r < rows; r++) {
             REAL *const row = o + r * call->output.row;
@@ -487,7 +512,7 @@ static void FN(find_remainders)(REAL *remainders, const struct attention_block *
 {
     const cuda_ops_attention *const call = block->call;
     const int64_t columns = block->pitch - ROW_GAP, last = cuda_ops_attention_last_key(call, i + rows - 1);
-    double sums[QUERY_BLOCK] = {0};
+    double sums[MOST_QUERIES] = {0};
     bool any = false;
     for (int64_t r = 0; r < rows; r++) {
         remainders[r] = 0;
@@ -497,8 +522,8 @@ static void FN(find_remainders)(REAL *remainders, const struct attention_block *
         return;
     for (int64_t j = cuda_ops_attention_first_key(call, i); j < last; j += columns) {
         const int64_t count = min_i64(columns, last - j);
-        FN(gemm_product)(scores, block->pitch, query + i * call->query.row, call->query.row, 1, key + j * call->key.row,
-                         1, call->key.row, rows, count, call->head_dim, false, workspace);
+        FN(gemm_product)(call, scores, block->pitch, query + i * call->query.row, call->query.row, 1,
+                         key + j * call->key.row, 1, call->key.row, rows, count, call->head_dim, false, workspace);
         FN(add_exponentials)(sums, block, scores, i, rows, j, j + count, logsumexp);
     }
     for (int64_t r = 0; r < rows; r++)
@@ -592,18 +617,18 @@ static void FN(head_gradients)(struct attention_block *block, REAL *grad_query, 
                                void *workspace)
 {
     const cuda_ops_attention *const call = block->call;
-    REAL *const scores = (REAL *)((char *)workspace + GEMM_WORKSPACE_BYTES);
-    REAL *const gradients = scores + QUERY_BLOCK * block->pitch;
-    REAL *const caps = call->softcap > 0 ? gradients + QUERY_BLOCK * block->pitch : NULL;
+    REAL *const scores = (REAL *)((char *)workspace + products_workspace());
+    REAL *const gradients = scores + query_block(call) * block->pitch;
+    REAL *const caps = call->softcap > 0 ? gradients + query_block(call) * block->pitch : NULL;
     const int64_t columns = block->pitch - ROW_GAP;
-    for (int64_t i = 0; i < call->queries; i += QUERY_BLOCK) {
-        const int64_t rows = min_i64(QUERY_BLOCK, call->queries - i);
+    for (int64_t i = 0; i < call->queries; i += query_block(call)) {
+        const int64_t rows = min_i64(query_block(call), call->queries - i);
         const REAL *const q = query + i * call->query.row, *const g = grad_output + i * call->grad_output.row;
         REAL *const grad_q = grad_query + i * call->grad_query.row;
         const int64_t start = cuda_ops_attention_first_key(call, i);
         const int64_t last = cuda_ops_attention_last_key(call, i + rows - 1);
         const bool in_parts = last - start > columns;
-        REAL deltas[QUERY_BLOCK], remainders[QUERY_BLOCK];
+        REAL deltas[MOST_QUERIES], remainders[MOST_QUERIES];
         FN(find_remainders)(remainders, block, scores, i, rows, query, key, logsumexp + row_of(block, i), in_parts,
                             workspace);
         for (int64_t r = 0; r < rows; r++) {
@@ -620,18 +645,18 @@ static void FN(head_gradients)(struct attention_block *block, REAL *grad_query, 
         for (int64_t j = start; j < last; j += columns) {
             const int64_t count = min_i64(columns, last - j);
             const REAL *const k = key + j * call->key.row, *const v = value + j * call->value.row;
-            FN(gemm_product)(scores, block->pitch, q, call->query.row, 1, k, 1, call->key.row, rows, count,
+            FN(gemm_product)(call, scores, block->pitch, q, call->query.row, 1, k, 1, call->key.row, rows, count,
                              call->head_dim, false, workspace);
-            FN(gemm_product)(gradients, block->pitch, g, call->grad_output.row, 1, v, 1, call->value.row, rows, count,
-                             call->value_dim, false, workspace);
+            FN(gemm_product)(call, gradients, block->pitch, g, call->grad_output.row, 1, v, 1, call->value.row, rows,
+                             count, call->value_dim, false, workspace);
             FN(softmax_gradient)(block, scores, gradients, caps, grad_mask, i, rows, j, j + count,
                                  logsumexp + row_of(block, i), remainders, in_parts ? deltas : NULL,
                                  grad_logsumexp ? grad_logsumexp + row_of(block, i) : NULL);
-            FN(gemm_product)(grad_value + j * call->grad_value.row, call->grad_value.row, scores, 1, block->pitch, g,
-                             call->grad_output.row, 1, count, call->value_dim, rows, true, workspace);
-            FN(gemm_product)(grad_key + j * call->grad_key.row, call->grad_key.row, gradients, 1, block->pitch, q,
+            FN(gemm_product)(call, grad_value + j * call->grad_value.row, call->grad_value.row, scores, 1, block->pitch,
+                             g, call->grad_output.row, 1, count, call->value_dim, rows, true, workspace);
+            FN(gemm_product)(call, grad_key + j * call->grad_key.row, call->grad_key.row, gradients, 1, block->pitch, q,
                              call->query.row, 1, count, call->head_dim, rows, true, workspace);
-            FN(gemm_product)(grad_q, call->grad_query.row, gradients, block->pitch, 1, k, call->key.row, 1, rows,
+            FN(gemm_product)(call, grad_q, call->grad_query.row, gradients, block->pitch, 1, k, call->key.row, 1, rows,
                              call->head_dim, count, true, workspace);
         }
     }

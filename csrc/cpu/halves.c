@@ -118,3 +118,21 @@ cuda_ops_status cuda_ops_round_cpu(void *output, const float *input, int64_t cou
         round_float16(output, input, count);
     return CUDA_OPS_SUCCESS;
 }
+
+CUDA_OPS_SIMD static bool are_finite(const uint16_t *input, int64_t count, uint16_t exponent)
+{
+    enum { AT_ONCE = 4096 };
+    for (int64_t i = 0; i < count; i += AT_ONCE) {
+        uint16_t special = 0;
+        for (int64_t j = i; j < min_i64(count, i + AT_ONCE); j++)
+            special |= (uint16_t)((input[j] & exponent) == exponent);
+        if (special)
+            return false;
+    }
+    return true;
+}
+
+int cuda_ops_are_finite_cpu(const void *input, int64_t count, cuda_ops_dtype dtype)
+{
+    return are_finite(input, count, dtype == CUDA_OPS_FLOAT16 ? 0x7c00 : 0x7f80);
+}

@@ -151,13 +151,14 @@ static cuda_ops_attention attention_call(const char *op, std::array<Tensor, 2> &
 
 // The third output lets backward draw the same numbers again: seed and offset, 2 int64 on query's device; none without
 // dropout.
-static std::tuple<Tensor, Tensor, Tensor>
-attention_forward(const Tensor &query, const Tensor &key, const Tensor &value, const std::optional<Tensor> &mask,
-                  const std::optional<Tensor> &alibi_slopes, double scale, int64_t diagonal, int64_t window_left,
-                  int64_t window_right, double softcap, double dropout, const std::optional<Tensor> & /* call */)
+// products: the half that the tensors were widened from on the CPU; else float32.
+static std::tuple<Tensor, Tensor, Tensor> attention_forward_of(const Tensor &query, const Tensor &key,
+                                                               const Tensor &value, const std::optional<Tensor> &mask,
+                                                               const std::optional<Tensor> &alibi_slopes,
+                                                               const AttentionOptions &options, cuda_ops_dtype products)
 {
     const char *const op = "attention";
-    const AttentionOptions options{scale, diagonal, window_left, window_right, softcap, dropout};
+    const double dropout = options.dropout;
     const cuda_ops_dtype dtype = check_attention_tensors(op, query, key, value, options);
     const c10::OptionalDeviceGuard guard(at::device_of(query));
     const Tensor q = attention_rows(query), k = attention_rows(key), v = attention_rows(value);
@@ -173,10 +174,10 @@ attention_forward(const Tensor &query, const Tensor &key, const Tensor &value, c
         return {output, logsumexp, state};
     }
     call.output = attention_strides(output);
+    call.products = products;
     if (is_cpu_half(query)) {
-        const auto [result, sums, drawn] =
-            in_float32(attention_forward, query, key, value, mask, alibi_slopes, scale, diagonal, window_left,
-                       window_right, softcap, dropout, std::optional<Tensor>());
+        const auto [result, sums, drawn] = attention_forward_of(widened(query), widened(key), widened(value),
+                                                                widened(mask), alibi_slopes, options, dtype);
         return {output.copy_(result), sums, drawn};
     }
     if (dropout > 0.0)
@@ -197,9 +198,9 @@ attention_forward(const Tensor &query, const Tensor &key, const Tensor &value, c
         state.data_ptr<int64_t>()[1] = static_cast<int64_t>(call.philox.offset);
     }
     const int64_t parts = cuda_ops_attention_forward_parts_cpu(&call);
-    const double products = static_cast<double>(logsumexp.numel()) * static_cast<double>(call.keys) *
-                            static_cast<double>(call.head_dim + call.value_dim);
-    parallel_parts(op, parts, products / static_cast<double>(parts),
+    const double multiply_adds = static_cast<double>(logsumexp.numel()) * static_cast<double>(call.keys) *
+                                 static_cast<double>(call.head_dim + call.value_dim);
+    parallel_parts(op, parts, multiply_adds / static_cast<double>(parts),
                    cuda_ops_attention_forward_workspace_cpu(&call, dtype),
                    [&](void *workspace, int64_t begin, int64_t end) {
                        return cuda_ops_attention_forward_cpu(output.data_ptr(), logsumexp.data_ptr(),
@@ -207,6 +208,15 @@ attention_forward(const Tensor &query, const Tensor &key, const Tensor &value, c
                                                              workspace, &call, begin, end, dtype);
                    });
     return {output, logsumexp, state};
+}
+
+static std::tuple<Tensor, Tensor, Tensor>
+attention_forward(const Tensor &query, const Tensor &key, const Tensor &value, const std::optional<Tensor> &mask,
+                  const std::optional<Tensor> &alibi_slopes, double scale, int64_t diagonal, int64_t window_left,
+                  int64_t window_right, double softcap, double dropout, const std::optional<Tensor> & /* call */)
+{
+    return attention_forward_of(query, key, value, mask, alibi_slopes,
+                                {scale, diagonal, window_left, window_right, softcap, dropout}, CUDA_OPS_FLOAT32);
 }
 
 // Dropout's factors of weights of these sizes, [batch, heads, queries, keys], for what is composed of other ops.
@@ -254,7 +264,7 @@ static Tensor attention_backward_into(std::array<Tensor, 3> &grads, const Tensor
                                       const Tensor &key, const Tensor &value, const std::optional<Tensor> &mask,
                                       const std::optional<Tensor> &alibi_slopes, const Tensor &output,
                                       const Tensor &logsumexp, const Tensor &state, const AttentionOptions &options,
-                                      bool with_scores)
+                                      bool with_scores, cuda_ops_dtype products = CUDA_OPS_FLOAT32)
 {
     const char *const op = "attention_backward";
     const double dropout = options.dropout;
@@ -302,11 +312,12 @@ static Tensor attention_backward_into(std::array<Tensor, 3> &grads, const Tensor
         std::array<Tensor, 3> computed;
         const Tensor scores = attention_backward_into(computed, widened(grad_output), grad_logsumexp, widened(query),
                                                       widened(key), widened(value), widened(mask), alibi_slopes,
-                                                      widened(output), logsumexp, state, options, with_scores);
+                                                      widened(output), logsumexp, state, options, with_scores, dtype);
         for (size_t i = 0; i < grads.size(); i++)
             grads[i].copy_(computed[i]);
         return scores.to(query.scalar_type());
     }
+    call.products = products;
     call.output = attention_strides(o), call.grad_output = attention_strides(g);
     call.grad_query = attention_strides(grad_query);
     call.grad_key = attention_strides(grad_key), call.grad_value = attention_strides(grad_value);
@@ -332,9 +343,9 @@ static Tensor attention_backward_into(std::array<Tensor, 3> &grads, const Tensor
         call.philox.offset = static_cast<uint64_t>(seed_and_offset.const_data_ptr<int64_t>()[1]);
     }
     const int64_t parts = cuda_ops_attention_backward_parts_cpu(&call);
-    const double products = static_cast<double>(logsumexp.numel()) * static_cast<double>(call.keys) *
-                            static_cast<double>(3 * call.head_dim + 2 * call.value_dim);
-    parallel_parts(op, parts, products / static_cast<double>(parts),
+    const double multiply_adds = static_cast<double>(logsumexp.numel()) * static_cast<double>(call.keys) *
+                                 static_cast<double>(3 * call.head_dim + 2 * call.value_dim);
+    parallel_parts(op, parts, multiply_adds / static_cast<double>(parts),
                    cuda_ops_attention_backward_workspace_cpu(&call, dtype),
                    [&](void *workspace, int64_t begin, int64_t end) {
                        return cuda_ops_attention_backward_cpu(

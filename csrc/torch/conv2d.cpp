@@ -6,6 +6,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
+#include <atomic>
 
 #include <algorithm>
 #include <cstdlib>
@@ -293,6 +294,29 @@ struct CpuRun {
     }
 };
 
+// Whether the CPU makes the product of these halves as they are, by AMX; else it is made in float32.
+static bool takes_halves(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype,
+                         const Tensor &a, const Tensor &b)
+{
+    cuda_ops_conv2d_plan plan{};
+    if (cuda_ops_conv2d_plan_cpu(&plan, pass, &sizes, dtype) != CUDA_OPS_SUCCESS)
+        return false;
+    if (!cuda_ops_conv2d_needs_finite_cpu(pass, &sizes, dtype))
+        return true;
+    for (const Tensor &tensor : {a, b}) {
+        std::atomic<bool> finite = true;
+        const auto *const data = static_cast<const uint16_t *>(tensor.const_data_ptr());
+        parallel_ranges("conv2d", tensor.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+            if (!cuda_ops_are_finite_cpu(data + begin, end - begin, dtype))
+                finite = false;
+            return CUDA_OPS_SUCCESS;
+        });
+        if (!finite)
+            return false;
+    }
+    return true;
+}
+
 Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
                       const Conv2dParameters &parameters, bool channels_last)
 {
@@ -337,10 +361,10 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
                                                          dtype, current_stream(op)));
         return output;
     }
-    if (is_half(dtype))
+    if (is_half(dtype) && !takes_halves(CUDA_OPS_CONV2D_FORWARD, sizes, dtype, x, w))
         return conv2d_forward(op, widened(x), widened(w), widened(bias), parameters, channels_last).to(x.scalar_type());
     const CpuRun run(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype);
-    parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
+    parallel_ranges(op, run.plan.prepare_count, is_half(dtype) ? 1 : 64, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_prepare_cpu(run.prepared, w.const_data_ptr(), CUDA_OPS_CONV2D_FORWARD, &sizes, begin,
                                            end, dtype);
     });
@@ -390,12 +414,12 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
                                 run.workspace.mutable_data_ptr(), run.path, dtype, current_stream(op)));
         return bias.defined() ? grad_input.add_(bias.view({-1, 1, 1})) : grad_input;
     }
-    if (is_half(dtype))
+    if (is_half(dtype) && !takes_halves(CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, g, w))
         return conv2d_backward_input(op, widened(g), widened(w), input_size, channels_last, parameters, widened(bias))
             .to(g.scalar_type());
     const void *const bias_data = bias.defined() ? bias.const_data_ptr() : nullptr;
     const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype);
-    parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
+    parallel_ranges(op, run.plan.prepare_count, is_half(dtype) ? 1 : 64, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_prepare_cpu(run.prepared, w.const_data_ptr(), CUDA_OPS_CONV2D_BACKWARD_INPUT, &sizes,
                                            begin, end, dtype);
     });
@@ -456,7 +480,7 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
                                 run.workspace.mutable_data_ptr(), run.path, dtype, current_stream(op)));
         return grad_weight;
     }
-    if (is_half(dtype))
+    if (is_half(dtype) && !takes_halves(CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, g, x))
         return conv2d_backward_weight(op, widened(g), widened(x), weight_size, channels_last, parameters)
             .to(g.scalar_type());
     const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype);
@@ -464,7 +488,7 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
         return cuda_ops_conv2d_backward_weight_cpu(grad_weight.data_ptr(), run.prepared, g.const_data_ptr(),
                                                    x.const_data_ptr(), &sizes, begin, end, run.workspace(), dtype);
     });
-    parallel_ranges(op, run.plan.reduce_count, 16, [&](int64_t begin, int64_t end) {
+    parallel_ranges(op, run.plan.reduce_count, is_half(dtype) ? 1 : 16, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_reduce_weight_cpu(grad_weight.data_ptr(), run.prepared, &sizes, begin, end, dtype);
     });
     return grad_weight;

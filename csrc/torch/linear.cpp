@@ -107,6 +107,11 @@ static Tensor linear_forward(const Tensor &input, const Tensor &weight, const st
     Tensor output = empty_with_last(x, size.out_features);
     if (output.numel() == 0)
         return output;
+    if (has_half_product(x)) {
+        half_product("linear", output.view({rows, size.out_features}), x.view({rows, size.in_features}), w.t(),
+                     bias_data);
+        return output;
+    }
     if (x.is_cpu() && dtype == CUDA_OPS_BFLOAT16) {
         const Tensor sums = bfloat16_product("linear", x.view({rows, size.in_features}), w.t());
         if (bias)
@@ -140,6 +145,10 @@ static Tensor linear_backward_input(const Tensor &grad_output, const Tensor &wei
     Tensor grad_input = empty_with_last(g, size.in_features);
     if (grad_input.numel() == 0)
         return grad_input;
+    if (has_half_product(g)) {
+        half_product(op, grad_input.view({rows, size.in_features}), g.view({rows, size.out_features}), w);
+        return grad_input;
+    }
     if (g.is_cpu() && dtype == CUDA_OPS_BFLOAT16)
         return grad_input.copy_(bfloat16_product(op, g.view({rows, size.out_features}), w).view(grad_input.sizes()));
     if (is_cpu_half(g))
@@ -170,6 +179,11 @@ static Tensor weight_gradient(const Tensor &grad_output, const Tensor &input, bo
                                    to_float32 && is_half(dtype) ? g.options().dtype(at::kFloat) : g.options());
     if (grad_weight.numel() == 0)
         return grad_weight;
+    if (has_half_product(g)) {
+        half_product(op, grad_weight, g.view({size.rows, size.out_features}).t(),
+                     x.view({size.rows, size.in_features}));
+        return grad_weight;
+    }
     if (g.is_cpu() && dtype == CUDA_OPS_BFLOAT16 && !to_float32)
         return grad_weight.copy_(
             bfloat16_product(op, g.view({size.rows, size.out_features}).t(), x.view({size.rows, size.in_features})));

@@ -25,6 +25,8 @@ inline int64_t rows_of(const Tensor &tensor)
 
 // Multiply-adds below which another thread is not worth waking.
 constexpr int64_t PRODUCT_GRAIN = 1 << 19;
+// And by tiles, which are ten times as fast.
+constexpr int64_t HALF_PRODUCT_GRAIN = 1 << 22;
 
 // kernel(block, workspace) over blocks of a rows x columns result whose elements are sums of `depth` products. by_rows:
 // the side that is cut; the longer one, since each thread packs all of the other operand.
@@ -71,6 +73,48 @@ inline Tensor bfloat16_product(const char *op, const Tensor &a, const Tensor &b)
     const Tensor product = empty({a.size(0), b.size(1)}, a.options().dtype(at::kFloat));
     bfloat16_product(op, product, a, b);
     return product;
+}
+
+// Whether half_product takes it: of halves on a CPU with AMX.
+inline bool has_half_product(const Tensor &tensor)
+{
+    return is_cpu_half(tensor) && cuda_ops_gemm_has_tiles_cpu();
+}
+
+// output = a b (+ bias for each column), of halves, matrices or a batch of them; output has contiguous rows, and their
+// dtype or float32. bias has output's dtype, or is not there. relu: of the sums, before they are rounded.
+inline void half_product(const char *op, const Tensor &output, const Tensor &a, const Tensor &b,
+                         const void *bias = nullptr, bool relu = false)
+{
+    const bool batched = a.dim() == 3;
+    const int64_t m = a.size(-2), n = b.size(-1), k = a.size(-1), batch = batched ? a.size(0) : 1;
+    const bool by_rows = m >= n;
+    const int64_t lines = by_rows ? m : n, output_row = output.stride(-2);
+    const auto *const left = static_cast<const uint16_t *>(a.const_data_ptr());
+    const auto *const right = static_cast<const uint16_t *>(b.const_data_ptr());
+    auto *const result = static_cast<char *>(output.data_ptr());
+    const cuda_ops_dtype dtype = a.scalar_type() == at::kHalf ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
+    const cuda_ops_dtype output_dtype = output.scalar_type() == at::kFloat ? CUDA_OPS_FLOAT32 : dtype;
+    const auto size = static_cast<int64_t>(output.element_size());
+    const int64_t grain = std::max<int64_t>(1, HALF_PRODUCT_GRAIN / std::max<int64_t>(1, (by_rows ? n : m) * k));
+    parallel_ranges(op, batch * lines, grain, [&](int64_t begin, int64_t end) {
+        void *const workspace = thread_workspace(cuda_ops_gemm_tiles_workspace_cpu());
+        cuda_ops_status status = CUDA_OPS_SUCCESS;
+        while (begin < end && status == CUDA_OPS_SUCCESS) {
+            const int64_t index = begin / lines, first = begin - index * lines;
+            const int64_t count = std::min(lines - first, end - begin);
+            const int64_t row = by_rows ? first : 0, column = by_rows ? 0 : first;
+            const auto *const of_bias = static_cast<const char *>(bias);
+            status = cuda_ops_gemm_tiles_cpu(
+                result + ((batched ? index * output.stride(0) : 0) + row * output_row + column) * size, output_row,
+                bias ? of_bias + column * size : nullptr,
+                left + (batched ? index * a.stride(0) : 0) + row * a.stride(-2), a.stride(-2), a.stride(-1),
+                right + (batched ? index * b.stride(0) : 0) + column * b.stride(-1), b.stride(-2), b.stride(-1),
+                by_rows ? count : m, by_rows ? n : count, k, workspace, relu, dtype, output_dtype);
+            begin += count;
+        }
+        return status;
+    });
 }
 
 } // namespace cuda_ops

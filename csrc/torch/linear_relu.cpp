@@ -65,6 +65,11 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     Tensor output = empty(sizes, x.options());
     if (output.numel() == 0)
         return output;
+    if (has_half_product(x) && w.scalar_type() == x.scalar_type()) {
+        half_product(op, output.view({size.rows, size.out_features}), x.view({size.rows, size.in_features}), w.t(),
+                     bias_data, /*relu=*/true);
+        return output;
+    }
     if (is_cpu_half(x))
         return in_float32(linear_relu_forward, x, w, bias).to(x.scalar_type());
     if (x.is_cuda()) {

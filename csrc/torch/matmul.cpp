@@ -52,6 +52,10 @@ static Tensor matmul_forward(const Tensor &input, const Tensor &other)
                                      : empty({a.size(0), a.size(1), b.size(2)}, a.options());
     if (output.numel() == 0)
         return output;
+    if (has_half_product(a)) {
+        half_product("matmul", output, a, b);
+        return output;
+    }
     if (a.is_cpu() && dtype == CUDA_OPS_BFLOAT16) {
         const Tensor sums = empty(output.sizes(), output.options().dtype(at::kFloat));
         for (int64_t i = 0; a.dim() == 3 && i < a.size(0); i++)

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "cuda_ops/cpu_isa.h"
+#include "cuda_ops/halves_cpu.h"
 
 /* APART: neither stride is 1. EXPANDED_*: all rows, or all columns, are the same memory. */
 enum layout { BY_ROWS, BY_COLUMNS, APART, EXPANDED_ROWS, EXPANDED_COLUMNS, LAYOUTS };
@@ -16,19 +17,31 @@ typedef struct matrix {
     size_t size;
 } matrix;
 
+static bool is_half(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_BFLOAT16 || dtype == CUDA_OPS_FLOAT16;
+}
+
 static size_t element_size(cuda_ops_dtype dtype)
 {
-    return dtype == CUDA_OPS_BFLOAT16 ? sizeof(uint16_t) : size_of(dtype);
+    return is_half(dtype) ? sizeof(uint16_t) : size_of(dtype);
 }
 
 static double element(const void *data, int64_t index, cuda_ops_dtype dtype)
 {
-    if (dtype != CUDA_OPS_BFLOAT16)
+    if (!is_half(dtype))
         return get(data, index, dtype);
-    const uint32_t bits = (uint32_t)((const uint16_t *)data)[index] << 16;
     float value;
-    memcpy(&value, &bits, sizeof(value));
+    CHECK_OK(cuda_ops_widen_cpu(&value, (const uint16_t *)data + index, 1, dtype));
     return (double)value;
+}
+
+static void set_element(void *data, int64_t index, float value, cuda_ops_dtype dtype)
+{
+    if (is_half(dtype))
+        CHECK_OK(cuda_ops_round_cpu((uint16_t *)data + index, &value, 1, dtype));
+    else
+        set(data, index, (double)value, dtype);
 }
 
 static matrix matrix_new(int64_t rows, int64_t columns, enum layout layout, uint64_t seed, cuda_ops_dtype dtype)
@@ -43,15 +56,8 @@ static matrix matrix_new(int64_t rows, int64_t columns, enum layout layout, uint
     m.data = guarded_bytes(m.count, m.size);
     m.values = calloc((size_t)(rows * columns) + 1, sizeof(double));
     CHECK(m.values != NULL, "out of memory");
-    for (int64_t i = 0; i < m.count; i++) {
-        const float value = (float)number(seed * 1000003 + (uint64_t)i);
-        uint32_t bits;
-        memcpy(&bits, &value, sizeof(bits));
-        if (dtype == CUDA_OPS_BFLOAT16)
-            ((uint16_t *)m.data)[i] = (uint16_t)(bits >> 16);
-        else
-            set(m.data, i, (double)value, dtype);
-    }
+    for (int64_t i = 0; i < m.count; i++)
+        set_element(m.data, i, (float)number(seed * 1000003 + (uint64_t)i), dtype);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++)
             m.values[i * columns + j] = element(m.data, i * m.row_stride + j * m.column_stride, dtype);
@@ -172,6 +178,85 @@ static void check_pieces(cuda_ops_dtype dtype)
     }
 }
 
+/* Products of halves by tiles: with and without bias, in halves and in float32, whole and in pieces. */
+static void check_tiles(int64_t m, int64_t n, int64_t k, enum layout a_layout, enum layout b_layout,
+                        cuda_ops_dtype dtype, cuda_ops_dtype result, bool with_bias, bool relu)
+{
+    matrix a = matrix_new(m, k, a_layout, 1, dtype), b = matrix_new(k, n, b_layout, 2, dtype);
+    matrix bias = matrix_new(1, n, BY_ROWS, 4, result);
+    matrix output = matrix_new(m, n, BY_ROWS, 3, result), before = matrix_new(m, n, BY_ROWS, 3, result);
+    matrix pieces = matrix_new(m, n, BY_ROWS, 3, result);
+    void *workspace = aligned_alloc(64, (size_t)cuda_ops_gemm_tiles_workspace_cpu());
+    CHECK(workspace != NULL, "out of memory");
+    memset(workspace, 0xff, (size_t)cuda_ops_gemm_tiles_workspace_cpu());
+    double *sums = reference(&a, &b), *magnitudes = sums + m * n;
+    /* A third of the rows and columns, alone. */
+    for (int i = -1; i < 9; i++) {
+        const int64_t row = i < 0 ? 0 : i / 3 * m / 3, column = i < 0 ? 0 : i % 3 * n / 3;
+        const int64_t rows = i < 0 ? m : (i / 3 + 1) * m / 3 - row, columns = i < 0 ? n : (i % 3 + 1) * n / 3 - column;
+        const matrix *const to = i < 0 ? &output : &pieces;
+        CHECK_OK(
+            cuda_ops_gemm_tiles_cpu((char *)to->data + (size_t)(row * to->row_stride + column) * to->size,
+                                    to->row_stride, with_bias ? (char *)bias.data + (size_t)column * bias.size : NULL,
+                                    (char *)a.data + (size_t)(row * a.row_stride) * a.size, a.row_stride,
+                                    a.column_stride, (char *)b.data + (size_t)(column * b.column_stride) * b.size,
+                                    b.row_stride, b.column_stride, rows, columns, k, workspace, relu, dtype, result));
+    }
+    CHECK(memcmp(output.data, pieces.data, (size_t)output.count * output.size) == 0, "pieces of %lld x %lld x %lld",
+          (long long)m, (long long)n, (long long)k);
+    const double half = result == CUDA_OPS_BFLOAT16 ? 0x1p-8 : result == CUDA_OPS_FLOAT16 ? 0x1p-11 : 0;
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            const double all = sums[i * n + j] + (with_bias ? bias.values[j] : 0), expected = relu ? fmax(all, 0) : all;
+            const double got = element(output.data, i * output.row_stride + j, result);
+            const double near = half * fabs(expected) + 0x1p-17 * (magnitudes[i * n + j] + 1);
+            CHECK(fabs(got - expected) <= near, "%lld, %lld: %g, expected %g", (long long)i, (long long)j, got,
+                  expected);
+        }
+        for (int64_t p = i * output.row_stride + n; p < (i + 1) * output.row_stride && p < output.count; p++)
+            CHECK(element(output.data, p, result) == element(before.data, p, result), "padding of row %lld",
+                  (long long)i);
+    }
+    free(sums);
+    free(workspace);
+    matrix_free(&a);
+    matrix_free(&b);
+    matrix_free(&bias);
+    matrix_free(&output);
+    matrix_free(&before);
+    matrix_free(&pieces);
+}
+
+/* An infinity and NaN reach what they are multiplied with, and nothing else. */
+static void check_special_numbers(cuda_ops_dtype dtype)
+{
+    enum { SIZE = 40, DEPTH = 70 };
+    matrix a = matrix_new(SIZE, DEPTH, BY_ROWS, 1, dtype), b = matrix_new(DEPTH, SIZE, BY_ROWS, 2, dtype);
+    matrix output = matrix_new(SIZE, SIZE, BY_ROWS, 3, CUDA_OPS_FLOAT32);
+    set_element(a.data, 3 * a.row_stride + 5, INFINITY, dtype);
+    set_element(a.data, 20 * a.row_stride + 66, NAN, dtype);
+    set_element(b.data, 40 * b.row_stride + 33, -INFINITY, dtype);
+    set_element(b.data, 5 * b.row_stride + 7, 0, dtype); /* 0 times an infinity */
+    void *workspace = aligned_alloc(64, (size_t)cuda_ops_gemm_tiles_workspace_cpu());
+    CHECK_OK(cuda_ops_gemm_tiles_cpu(output.data, output.row_stride, NULL, a.data, a.row_stride, 1, b.data,
+                                     b.row_stride, 1, SIZE, SIZE, DEPTH, workspace, 0, dtype, CUDA_OPS_FLOAT32));
+    for (int64_t i = 0; i < SIZE; i++)
+        for (int64_t j = 0; j < SIZE; j++) {
+            double sum = 0;
+            for (int64_t p = 0; p < DEPTH; p++)
+                sum += element(a.data, i * a.row_stride + p, dtype) * element(b.data, p * b.row_stride + j, dtype);
+            const double got = element(output.data, i * output.row_stride + j, CUDA_OPS_FLOAT32);
+            CHECK(isnan(sum)   ? isnan(got)
+                  : isinf(sum) ? got == sum
+                               : fabs(got - sum) < 1e-3,
+                  "%lld, %lld: %g for %g", (long long)i, (long long)j, got, sum);
+        }
+    free(workspace);
+    matrix_free(&a);
+    matrix_free(&b);
+    matrix_free(&output);
+}
+
 int main(void)
 {
     /* One element, sizes that no tile divides (35, 79, 19), no sum at all, nothing at all; rows and columns on either
@@ -193,7 +278,29 @@ int main(void)
         select_isa(isa);
         FOR_CPU_DTYPES(dtype)
         check_pieces(dtype);
+        CHECK((cuda_ops_gemm_has_tiles_cpu() != 0) == (isa == CUDA_OPS_CPU_AMX), "tiles with set %d", isa);
     }
+    /* The widest set is still the one in use. Sizes on either side of a tile, a micro-tile, a step and a block. */
+    const int64_t tiles[][3] = {{1, 1, 1},    {3, 3, 0},    {16, 16, 32},  {17, 33, 65},  {70, 5, 40},
+                                {5, 150, 96}, {48, 17, 50}, {300, 40, 70}, {40, 520, 33}, {33, 34, 1100}};
+    for (size_t s = 0; s < sizeof(tiles) / sizeof(tiles[0]) && cuda_ops_gemm_has_tiles_cpu(); s++)
+        for (int layouts = 0; layouts < LAYOUTS * LAYOUTS; layouts++)
+            for (int d = 0; d < 2; d++) {
+                const cuda_ops_dtype dtype = d ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
+                check_tiles(tiles[s][0], tiles[s][1], tiles[s][2], layouts % LAYOUTS, layouts / LAYOUTS, dtype,
+                            layouts % 2 ? dtype : CUDA_OPS_FLOAT32, layouts % 3 == 0, layouts % 4 == 1);
+            }
+    if (cuda_ops_gemm_has_tiles_cpu()) {
+        check_special_numbers(CUDA_OPS_FLOAT16);
+        check_special_numbers(CUDA_OPS_BFLOAT16);
+        CHECK_STATUS(cuda_ops_gemm_tiles_cpu(NULL, 0, NULL, NULL, 0, 0, NULL, 0, 0, 0, 0, 0, NULL, 0, CUDA_OPS_FLOAT32,
+                                             CUDA_OPS_FLOAT32),
+                     CUDA_OPS_UNSUPPORTED_DTYPE);
+    }
+    CHECK_OK(cuda_ops_cpu_isa_select("portable"));
+    CHECK_STATUS(cuda_ops_gemm_tiles_cpu(NULL, 0, NULL, NULL, 0, 0, NULL, 0, 0, 0, 0, 0, NULL, 0, CUDA_OPS_BFLOAT16,
+                                         CUDA_OPS_BFLOAT16),
+                 CUDA_OPS_UNSUPPORTED_DTYPE);
     CHECK_STATUS(cuda_ops_gemm_cpu(NULL, 0, NULL, 0, 0, NULL, 0, 0, 0, 0, 0, 0, NULL, CUDA_OPS_FLOAT16),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
     CHECK_STATUS(cuda_ops_gemm_cpu(NULL, 0, NULL, 0, 0, NULL, 0, 0, -1, 0, 0, 0, NULL, CUDA_OPS_FLOAT32),

@@ -11,6 +11,7 @@
 #include "conv2d/plan.h"
 #include "cuda_ops/conv_transpose2d.h"
 #include "cuda_ops/cpu_isa.h"
+#include "gemm/tiles.h"
 
 #define VECTOR_BYTES 16 /* any x86-64 or 64-bit Arm has 16 registers of 16 bytes: 8 or 9 accumulators */
 #define VECTORS 1
@@ -82,9 +83,16 @@ cuda_ops_status cuda_ops_conv2d_check_sizes(const cuda_ops_conv2d_sizes *s)
 
 static cuda_ops_status check_sizes(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
 {
-    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
+    const bool halves = dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64 && !(halves && cuda_ops_has_tiles()))
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     return cuda_ops_conv2d_check_sizes(sizes);
+}
+
+/* Halves that have been checked: tiled.c takes them, or nothing does. */
+static bool is_tiled(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
 }
 
 /* The least distance from a row of target to the row of source that a tap reads, and the distance between taps. */
@@ -248,6 +256,12 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
+    if (is_tiled(dtype)) {
+        if (!cuda_ops_conv2d_tiled_takes(&p, pass))
+            return CUDA_OPS_UNSUPPORTED_DTYPE;
+        cuda_ops_conv2d_tiled_plan(plan, &p, pass, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
         cuda_ops_conv2d_depthwise_plan(plan, &p, pass, dtype);
         return CUDA_OPS_SUCCESS;
@@ -290,6 +304,15 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
 #include "common/undef_real.h"
 #undef FN_FOR
 
+int cuda_ops_conv2d_needs_finite_cpu(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                     cuda_ops_dtype dtype)
+{
+    if (!is_tiled(dtype) || check_sizes(sizes, dtype) != CUDA_OPS_SUCCESS)
+        return 0;
+    const struct product p = make_product(sizes, pass, dtype);
+    return cuda_ops_conv2d_tiled_needs_finite(&p, pass, dtype);
+}
+
 cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, cuda_ops_conv2d_pass pass,
                                             const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
                                             cuda_ops_dtype dtype)
@@ -298,6 +321,10 @@ cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
+    if (is_tiled(dtype)) {
+        cuda_ops_conv2d_tiled_prepare(prepared, weight, &p, pass, begin, end, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
         cuda_ops_conv2d_depthwise_prepare(prepared, weight, &p, begin, end, dtype);
         return CUDA_OPS_SUCCESS;
@@ -324,6 +351,10 @@ static cuda_ops_status run_product(void *target, const void *source, const void 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
+    if (is_tiled(dtype)) {
+        cuda_ops_conv2d_tiled_run(target, source, prepared, bias, &p, pass, begin, end, workspace, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
         cuda_ops_conv2d_depthwise_run(target, source, prepared, bias, &p, begin, end, workspace, dtype);
         return CUDA_OPS_SUCCESS;
@@ -374,6 +405,10 @@ cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *grad_weight, void *pre
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
+    if (is_tiled(dtype)) {
+        cuda_ops_conv2d_tiled_weight(prepared, grad_output, input, &p, begin, end, workspace, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
         cuda_ops_conv2d_depthwise_weight(prepared, grad_output, input, &p, begin, end, workspace, dtype);
         return CUDA_OPS_SUCCESS;
@@ -402,7 +437,9 @@ cuda_ops_status cuda_ops_conv2d_reduce_weight_cpu(void *grad_weight, const void 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
-    if (cuda_ops_conv2d_depthwise_takes(&p, dtype))
+    if (is_tiled(dtype))
+        cuda_ops_conv2d_tiled_reduce(grad_weight, prepared, &p, begin, end, dtype);
+    else if (cuda_ops_conv2d_depthwise_takes(&p, dtype))
         cuda_ops_conv2d_depthwise_reduce(grad_weight, prepared, &p, begin, end, dtype);
     else if (takes_gathered(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT))
         cuda_ops_conv2d_gathered_reduce(grad_weight, prepared, &p, channels_last(sizes), begin, end, dtype);

@@ -50,4 +50,21 @@ void cuda_ops_conv2d_depthwise_weight(void *prepared, const void *grad_output, c
 void cuda_ops_conv2d_depthwise_reduce(void *grad_weight, const void *prepared, const struct product *p, int64_t begin,
                                       int64_t end, cuda_ops_dtype dtype);
 
+/* The path for halves by AMX (tiled.c), of tensors in any formats: as the above. If it needs finite numbers, others would
+ * make NaN of what they are not multiplied with; backward_weight always does. */
+bool cuda_ops_conv2d_tiled_takes(const struct product *p, cuda_ops_conv2d_pass pass);
+bool cuda_ops_conv2d_tiled_needs_finite(const struct product *p, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype);
+void cuda_ops_conv2d_tiled_plan(cuda_ops_conv2d_plan *plan, const struct product *p, cuda_ops_conv2d_pass pass,
+                                cuda_ops_dtype dtype);
+void cuda_ops_conv2d_tiled_prepare(uint16_t *prepared, const uint16_t *weight, const struct product *p,
+                                   cuda_ops_conv2d_pass pass, int64_t begin, int64_t end, cuda_ops_dtype dtype);
+void cuda_ops_conv2d_tiled_run(uint16_t *target, const uint16_t *source, const uint16_t *prepared, const uint16_t *bias,
+                               const struct product *p, cuda_ops_conv2d_pass pass, int64_t begin, int64_t end,
+                               void *workspace, cuda_ops_dtype dtype);
+void cuda_ops_conv2d_tiled_weight(float *partial, const uint16_t *grad_output, const uint16_t *input,
+                                  const struct product *p, int64_t begin, int64_t end, void *workspace,
+                                  cuda_ops_dtype dtype);
+void cuda_ops_conv2d_tiled_reduce(uint16_t *grad_weight, const float *partial, const struct product *p, int64_t begin,
+                                  int64_t end, cuda_ops_dtype dtype);
+
 #endif

@@ -1,19 +1,18 @@
 /* bfloat16 x bfloat16 -> float32 on one core, by the widest instruction set that the processor has.
  *
- *   AMX           a tile register holds 16 rows of 64 bytes. A micro-tile of output is 32 x 32 (four tile registers),
- *                 from two tiles of a (16 rows x 32 of depth) and two of b (16 pairs of depth x 16 columns): four
- *                 instructions of 8,192 multiply-adds for four tile loads.
- *   AVX512-BF16   the same packed operands: eight rows of pairs of a, broadcast, times two vectors of pairs of b.
+ *   AMX           gemm/tiles.h.
+ *   AVX512-BF16   packed operands: eight rows of pairs of a, broadcast, times two vectors of pairs of b.
  *   neither       blocks are converted to float32, exactly, and multiplied by gemm/single_thread.h; a matrix of
  *                 contiguous rows times a vector is converted in registers.
  *
  * A packed panel is 32 rows of a or 32 columns of b: for each step of 32 of depth two tiles of 1 KB, one for each 16
- * rows or columns. Depth, rows and columns that do not exist are zeros. Full panels of a with contiguous rows are read
+ * rows (of 32 of depth) or columns (16 pairs of depth). Depth, rows and columns that do not exist are zeros. Full panels of a with contiguous rows are read
  * unpacked. */
 #include "common/common.h"
 #include "common/half.h"
 #include "cuda_ops/cpu_isa.h"
 #include "gemm/single_thread.h"
+#include "gemm/tiles.h"
 
 enum {
     PANEL = 32,               /* rows or columns of a panel, and the depth of a step */
@@ -37,7 +36,7 @@ _Static_assert(PACKED_BYTES <= BF16_WORKSPACE, "the packed blocks fit the worksp
 
 int64_t cuda_ops_gemm_bf16_workspace(void)
 {
-    return BF16_WORKSPACE;
+    return max_i64(BF16_WORKSPACE, cuda_ops_tiles_workspace());
 }
 
 static void clear(float *output, int64_t output_row, int64_t m, int64_t n)
@@ -255,8 +254,8 @@ struct panel {
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
 /* A micro-tile of output (32 x 32, rows `row` floats apart) = or, if accumulate, += a panel of a times a panel of b.
  * Only `rows` rows are wanted. */
-static void micro_kernel_avx512(float *tile, int64_t row, struct panel a, const uint16_t *b, int64_t rows,
-                                int64_t steps, bool accumulate)
+static void micro_kernel(float *tile, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
+                         bool accumulate)
 {
     enum { COUNT = 8 };
     for (int64_t i = 0; i < rows; i += COUNT) {
@@ -291,93 +290,9 @@ static void micro_kernel_avx512(float *tile, int64_t row, struct panel a, const 
 }
 #pragma GCC pop_options
 
-#if CUDA_OPS_WITH_AMX
-#pragma GCC push_options
-#pragma GCC target("amx-tile,amx-bf16")
-/* All eight tiles 16 rows of 64 bytes. */
-static void configure_tiles(void)
-{
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } configuration = {.palette = 1};
-    _Static_assert(sizeof(configuration) == 64, "the processor reads 64 bytes");
-    for (int t = 0; t < 8; t++) {
-        configuration.row_bytes[t] = 64;
-        configuration.rows[t] = TILE_SIDE;
-    }
-    /* Not _tile_loadconfig: before GCC 14 it declares a read of eight bytes only, and the other stores are dropped. */
-    __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
-}
-
-static void release_tiles(void)
-{
-    _tile_release();
-}
-
-/* As micro_kernel_avx512. Tile registers 0 to 3 are the accumulators, 4 and 5 a, 6 and 7 b. */
-static void micro_kernel_amx(float *tile, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
-                             bool accumulate)
-{
-    const size_t pitch = (size_t)row * sizeof(float), left_pitch = (size_t)a.row * sizeof(uint16_t);
-    float *const lower = tile + TILE_SIDE * row;
-    /* Prefetched before the sums, so that the stores do not wait for each row. */
-    for (int64_t i = 0; i < rows; i++) {
-        __builtin_prefetch(tile + i * row, 1);
-        __builtin_prefetch(tile + i * row + TILE_SIDE, 1);
-    }
-    /* GCC's tile loads do not declare that they read memory: a barrier for the stores before. */
-    __asm__ volatile("" : : : "memory");
-    if (accumulate) {
-        _tile_loadd(0, tile, pitch);
-        _tile_loadd(1, tile + TILE_SIDE, pitch);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-    }
-    if (rows <= TILE_SIDE) {
-        for (int64_t s = 0; s < steps; s++) {
-            _tile_loadd(4, a.data + s * a.step, left_pitch);
-            _tile_loadd(6, b + s * STEP, 64);
-            _tile_loadd(7, b + s * STEP + TILE, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-    } else {
-        if (accumulate) {
-            _tile_loadd(2, lower, pitch);
-            _tile_loadd(3, lower + TILE_SIDE, pitch);
-        } else {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        for (int64_t s = 0; s < steps; s++) {
-            _tile_loadd(4, a.data + s * a.step, left_pitch);
-            _tile_loadd(6, b + s * STEP, 64);
-            _tile_loadd(7, b + s * STEP + TILE, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, a.data + s * a.step + a.tile, left_pitch);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(2, lower, pitch);
-        _tile_stored(3, lower + TILE_SIDE, pitch);
-    }
-    _tile_stored(0, tile, pitch);
-    _tile_stored(1, tile + TILE_SIDE, pitch);
-    __asm__ volatile("" : : : "memory");
-}
-#pragma GCC pop_options
-#endif
-
-typedef void micro_kernel(float *tile, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
-                          bool accumulate);
-
-static void gemm_pairs(micro_kernel *kernel, float *output, int64_t output_row, const uint16_t *a, int64_t a_row,
-                       int64_t a_column, const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n,
-                       int64_t k, bool accumulate, void *workspace)
+static void gemm_pairs(float *output, int64_t output_row, const uint16_t *a, int64_t a_row, int64_t a_column,
+                       const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                       bool accumulate, void *workspace)
 {
     uint16_t *const packed_a = workspace, *const packed_b = packed_a + ROWS * DEPTH;
     float edge[PANEL * PANEL] __attribute__((aligned(64)));
@@ -405,13 +320,13 @@ static void gemm_pairs(micro_kernel *kernel, float *output, int64_t output_row, 
                                          : (struct panel){packed_a + i * steps * PANEL, PANEL, STEP, TILE};
                         const uint16_t *const right = packed_b + j * steps * PANEL;
                         if (height == PANEL && width == PANEL) {
-                            kernel(target, output_row, left, right, PANEL, steps, add);
+                            micro_kernel(target, output_row, left, right, PANEL, steps, add);
                             continue;
                         }
                         memset(edge, 0, sizeof(edge));
                         for (int64_t r = 0; r < height && add; r++)
                             memcpy(edge + r * PANEL, target + r * output_row, (size_t)width * sizeof(float));
-                        kernel(edge, PANEL, left, right, height, steps, add);
+                        micro_kernel(edge, PANEL, left, right, height, steps, add);
                         for (int64_t r = 0; r < height; r++)
                             memcpy(target + r * output_row, edge + r * PANEL, (size_t)width * sizeof(float));
                     }
@@ -429,20 +344,21 @@ void cuda_ops_gemm_bf16(float *output, int64_t output_row, const uint16_t *a, in
         clear(output, output_row, m, n);
     if (m == 0 || n == 0 || k == 0)
         return;
-#ifdef WITH_PAIRS
-    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
-#if CUDA_OPS_WITH_AMX
-    if (isa == CUDA_OPS_CPU_AMX) {
-        configure_tiles();
-        gemm_pairs(micro_kernel_amx, output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate,
-                   workspace);
-        release_tiles(); /* else every context switch would save and restore the tiles */
+    if (cuda_ops_has_tiles()) {
+        const struct tile_product product = {
+            .a = {a, a_row, a_column},
+            .b = {b, b_column, b_row},
+            .output = {.data = output, .row = output_row, .dtype = CUDA_OPS_FLOAT32, .accumulate = accumulate},
+            .m = m,
+            .n = n,
+            .k = k,
+            .dtype = CUDA_OPS_BFLOAT16};
+        cuda_ops_multiply_tiles(&product, workspace);
         return;
     }
-#endif
-    if (isa == CUDA_OPS_CPU_AVX512_BF16) {
-        gemm_pairs(micro_kernel_avx512, output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate,
-                   workspace);
+#ifdef WITH_PAIRS
+    if (cuda_ops_cpu_isa_current() == CUDA_OPS_CPU_AVX512_BF16) {
+        gemm_pairs(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
         return;
     }
 #endif

@@ -3,6 +3,7 @@
  * CUDA_OPS_SIMD would not do: its clones share one body, whereas the micro-tile, and with it the layout of the packed
  * operands, depends on the width and the number of the vector registers. */
 #include "gemm/single_thread.h"
+#include "gemm/tiles.h"
 
 #include "common/common.h"
 #include "cuda_ops/cpu_isa.h"
@@ -202,4 +203,37 @@ cuda_ops_status cuda_ops_gemm_cpu(void *output, int64_t output_row, const void *
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
+}
+
+int cuda_ops_gemm_has_tiles_cpu(void)
+{
+    return cuda_ops_has_tiles();
+}
+
+int64_t cuda_ops_gemm_tiles_workspace_cpu(void)
+{
+    return cuda_ops_tiles_workspace();
+}
+
+cuda_ops_status cuda_ops_gemm_tiles_cpu(void *output, int64_t output_row, const void *bias, const void *a,
+                                        int64_t a_row, int64_t a_column, const void *b, int64_t b_row, int64_t b_column,
+                                        int64_t m, int64_t n, int64_t k, void *workspace, int relu,
+                                        cuda_ops_dtype dtype, cuda_ops_dtype output_dtype)
+{
+    const bool halves = dtype == CUDA_OPS_BFLOAT16 || dtype == CUDA_OPS_FLOAT16;
+    if (!halves || (output_dtype != dtype && output_dtype != CUDA_OPS_FLOAT32) || !cuda_ops_has_tiles())
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    if (m < 0 || n < 0 || k < 0)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const struct tile_product product = {
+        .a = {a, a_row, a_column},
+        .b = {b, b_column, b_row},
+        .output = {.data = output, .row = output_row, .dtype = output_dtype, .bias = bias, .relu = relu},
+        .m = m,
+        .n = n,
+        .k = k,
+        .dtype = dtype,
+        .split = dtype == CUDA_OPS_FLOAT16};
+    cuda_ops_multiply_tiles(&product, workspace);
+    return CUDA_OPS_SUCCESS;
 }

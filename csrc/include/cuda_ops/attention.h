@@ -114,6 +114,9 @@ typedef struct cuda_ops_attention {
     double dropout;
     cuda_ops_philox_state philox;
     cuda_ops_attention_sequences sequences;
+    /* The CPU with dtype float32: the half that query, key, value and grad_output were widened from, or float32.
+     * Operands of the products are rounded to it (of float16 to sixteen digits) where the processor has AMX. */
+    cuda_ops_dtype products;
 } cuda_ops_attention;
 
 /* Parts [begin, end) of as many as the function says, so that the caller spreads them over threads: blocks of queries

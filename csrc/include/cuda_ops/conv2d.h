@@ -72,6 +72,11 @@ typedef struct cuda_ops_conv2d_plan {
 cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_conv2d_pass pass,
                                          const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype);
 
+/* Not 0: the product of these halves is made on the CPU for finite numbers alone. Others are
+ * taken as float32 by the caller. */
+int cuda_ops_conv2d_needs_finite_cpu(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                     cuda_ops_dtype dtype);
+
 /* pass is FORWARD or BACKWARD_INPUT, as in the plan. */
 cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, cuda_ops_conv2d_pass pass,
                                             const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,

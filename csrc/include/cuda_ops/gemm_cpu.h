@@ -29,6 +29,21 @@ cuda_ops_status cuda_ops_gemm_cpu(void *output, int64_t output_row, const void *
                                   const void *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
                                   int accumulate, void *workspace, cuda_ops_dtype dtype);
 
+/* output = round(a b + bias), of float16 or bfloat16, where cuda_ops_gemm_has_tiles_cpu() is not 0: where the set in use is
+ * amx. Sums are float32. bfloat16 by the processor's products; a float16 as a sum of two bfloat16, of whose four products
+ * the least, at most 2^-18 of the whole, is left out.
+ * relu: not 0: of the sums with their bias, before they are rounded.
+ * bias: NULL, or a number for each column, of output_dtype, which is dtype or float32. k = 0 gives the bias, or zeros.
+ * workspace: cuda_ops_gemm_tiles_workspace_cpu bytes. The order of summation depends on k alone. */
+int cuda_ops_gemm_has_tiles_cpu(void);
+
+int64_t cuda_ops_gemm_tiles_workspace_cpu(void);
+
+cuda_ops_status cuda_ops_gemm_tiles_cpu(void *output, int64_t output_row, const void *bias, const void *a,
+                                        int64_t a_row, int64_t a_column, const void *b, int64_t b_row, int64_t b_column,
+                                        int64_t m, int64_t n, int64_t k, void *workspace, int relu,
+                                        cuda_ops_dtype dtype, cuda_ops_dtype output_dtype);
+
 #ifdef __cplusplus
 }
 #endif

@@ -18,6 +18,9 @@ extern "C" {
 cuda_ops_status cuda_ops_widen_cpu(float *output, const void *input, int64_t count, cuda_ops_dtype dtype);
 cuda_ops_status cuda_ops_round_cpu(void *output, const float *input, int64_t count, cuda_ops_dtype dtype);
 
+/* Whether none of them is an infinity or NaN. */
+int cuda_ops_are_finite_cpu(const void *input, int64_t count, cuda_ops_dtype dtype);
+
 #ifdef __cplusplus
 }
 #endif
