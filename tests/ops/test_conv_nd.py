@@ -136,13 +136,12 @@ def test_rows_that_nobody_writes_are_bias():
 
 
 @pytest.mark.parametrize("name", ["conv1d", "conv_transpose1d", "conv_transpose2d"])
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_on_cuda(name, dtype):
+def test_autocast(name, dtype, device):
     x, weight = (make(2, 8, 9), make(8, 8, 3)) if name.endswith("1d") else (make(2, 8, 9, 5), make(8, 8, 3, 3))
     expected = getattr(N, name)(x, weight)
-    with torch.autocast("cuda", dtype):
-        output = getattr(F, name)(x.float().cuda(), weight.float().cuda())
+    with torch.autocast(device, dtype):
+        output = getattr(F, name)(x.float().to(device), weight.float().to(device))
     assert output.dtype == dtype
     assert (output.double().cpu() - expected).norm() <= 0.02 * expected.norm()
 

@@ -221,3 +221,13 @@ def test_linear_gelu_saves_what_the_wanted_gradients_need(wanted, saved):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(names[tuple(t.shape)]) or t, lambda t: t):
         linear_gelu(input, weight, bias)
     assert sorted(packed) == saved
+
+
+def test_gradients_to_be_scaled_are_those_of_forward():
+    x, weight, target = torch.rand(4, 3), torch.rand(5, 3), torch.arange(4)
+    options = 1, -100, 0.0, 0.0, 0.0, True, True, False
+    loss, total, *grads = torch.ops.cuda_ops.linear_cross_entropy_forward(x, weight, target, None, None, *options)
+    grads[1] = grads[1].double()
+    refusal = "expected grad_weight and grad_bias to be those of forward, float32, got float64"
+    with pytest.raises(RuntimeError, match=refusal):
+        torch.ops.cuda_ops.linear_cross_entropy_scale(torch.ones_like(loss), total, *grads, 1)

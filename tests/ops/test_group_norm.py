@@ -154,6 +154,18 @@ def test_running_statistics_that_are_not_contiguous(device):
     assert mean._version > versions[0] and variance._version > versions[1]
 
 
+def test_running_statistics_that_change_are_noticed(device):
+    """By whoever has saved them."""
+    x = torch.rand(2, 3, 4, device=device)
+    mean, variance = torch.zeros(3, device=device), torch.ones(3, device=device)
+    factor = torch.rand(3, device=device, requires_grad=True)
+    products = factor * mean, factor * variance
+    instance_norm(x, mean, variance, use_input_stats=True)
+    for product in products:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
 def test_images_without_pixels(device):
     x, weight, bias = torch.ones(2, 4, 0), torch.ones(4), torch.ones(4)
     x, weight, bias = [tensor.to(device).requires_grad_() for tensor in (x, weight, bias)]
