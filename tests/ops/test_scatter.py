@@ -87,11 +87,8 @@ def test_bad_index_on_cuda_reaches_into_no_other_slab(bad):
         output = add()
         torch.cuda.synchronize()
         assert output.sum((0, 2)).tolist() == [0, 60, 0]
-        with pytest.raises(IndexError, match=f"got {bad} at position"):
+        with pytest.raises(IndexError, match=rf"got {bad} at position \d+ of an earlier call"):
             add()
-        torch.cuda.synchronize()
-        with pytest.raises(IndexError, match=f"got {bad} at position"):  # the second call's own
-            index_add(x, 1, index[1:], source[:, 1:])
 
 
 @pytest.mark.cuda
