@@ -36,7 +36,8 @@ def register_formulas(flop_counter):
     attention_backward = flop_counter.sdpa_backward_flop_count
 
     def register(*names, get_raw=False):
-        packets = [getattr(torch.ops.cuda_ops, name) for name in names]
+        # A library may have been built of some of the ops alone.
+        packets = [getattr(torch.ops.cuda_ops, name) for name in names if hasattr(torch.ops.cuda_ops, name)]
         return flop_counter.register_flop_formula(packets, get_raw=get_raw)
 
     def gradient_of_weight(grad_output, input, weight):

@@ -52,7 +52,7 @@ OPS = {
         60,
     ),
     "attention_order": ([], 60),
-    "attention_sequences": (["attention/sm90/sequences.cu"], 60),
+    "attention_sequences": (["attention/sequences.cu"], 60),
 }
 
 pytestmark = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-// attention's list of tiles of packed sequences on Hopper (attention/sm90/sequences.cu), beside one made in plain
+// attention's list of tiles of packed sequences on Hopper (attention/sequences.cu), beside one made in plain
 // loops: starts that ascend, and any numbers at all. The kernels that walk over it are not emulated.
 #include <algorithm>
 #include <tuple>
