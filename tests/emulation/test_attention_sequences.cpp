@@ -17,13 +17,16 @@ static void fill_starts(int32_t *starts, int64_t batch, int64_t rows, bool sound
     }
 }
 
-// The blocks of `size_n` keys that some query of a tile sees, by looking at each key.
+// The blocks of `size_n` keys that some query of a tile sees, by looking at each key. Tiles are counted from the end of
+// the last 64 queries, which may be fewer, so that the first one is short.
 static int keys_seen(const Band &band, int tile, int size_m, int size_n)
 {
+    const int tiles = (band.queries + size_m - 1) / size_m;
+    const int end = (band.queries + 63) / 64 * 64 - (tiles - 1 - tile) * size_m, first = std::max(end - size_m, 0);
     int count = 0;
     for (int from = 0; from < band.keys; from += size_n) {
         bool seen = false;
-        for (int i = tile * size_m; i < std::min((tile + 1) * size_m, band.queries) && !seen; i++)
+        for (int i = first; i < std::min(end, band.queries) && !seen; i++)
             seen = std::max(i + band.low, from) <= std::min({i + band.high, from + size_n - 1, band.keys - 1});
         count += seen;
     }

@@ -8,6 +8,8 @@ import torch
 from support.opspec import RELATIVE_NORM
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import cuda_ops
+from cuda_ops import _library
 from cuda_ops.functional import flash_attention, scaled_dot_product_attention
 
 NATIVE = torch.nn.functional.scaled_dot_product_attention
@@ -55,7 +57,8 @@ def results(function, tensors, dtype, grads):
 
 def assert_errors_are_small(found, exact, same, dtype):
     """Twice the error that PyTorch's operations have in the same dtype, beside rounding."""
-    for name, a, e, s in zip(("output", "logsumexp", "query", "key", "value"), found, exact, same, strict=True):
+    names = ("output", "logsumexp", "query", "key", "value")[: len(found)]
+    for name, a, e, s in zip(names, found, exact, same, strict=True):
         assert torch.equal(a.isfinite(), e.isfinite()), name
         error, allowed = (torch.where(e.isfinite(), x.double() - e, 0).square().mean().sqrt() for x in (a, s))
         size = torch.where(e.isfinite(), e, 0).square().mean().sqrt()
@@ -130,6 +133,71 @@ def test_paths_of_halves(monkeypatch, dtype, options, path):
     finally:
         monkeypatch.undo()
         torch.ops.cuda_ops.reload_paths()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "paths"),
+    [
+        (128, 128, ["sm90", "sm90"]),
+        (256, 256, ["sm90", "mma"]),
+        (192, 128, ["sm90", "mma"]),
+        (64, 200, ["sm90", "mma"]),
+        (264, 264, ["simt", "simt"]),
+    ],
+)
+def test_long_rows_take_hoppers_forward(head_dim, value_dim, paths):
+    if not _library.has_cuda():
+        pytest.skip("needs a build with CUDA, whose tables these are")
+    query, value = (torch.empty(2, 8, 1024, n, device="meta", dtype=torch.bfloat16) for n in (head_dim, value_dim))
+    explanation = cuda_ops.explain(flash_attention, query, query, value, causal=True, capability="9.0")
+    assert [product.chosen.name for product in explanation.products] == paths
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dims", [(256, 256), (192, 192), (192, 128), (136, 248), (72, 160)], ids=str)
+@pytest.mark.parametrize("option", ["full", "causal", "causal, bottom right", "window", "left window"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_forward_of_long_rows_on_hopper(monkeypatch, dtype, option, dims):
+    """Of which sm90 has no gradients: right, the same bits twice, and where heads lie within rows too."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("of Hopper alone")
+    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", "sm90")
+    torch.ops.cuda_ops.reload_paths()
+    try:
+        for i, lengths in enumerate([*LENGTHS, (129, 80), (300, 45), (1088, 1088)]):
+            sizes = {"key_heads": (4, 2, 1)[i % 3], "head_dim": dims[0], "value_dim": dims[1]}
+            tensors = [t.detach() for t in operands("cuda", dtype, *lengths, **sizes)]
+            if i % 2:
+                tensors = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
+            found = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
+            again = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
+            assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+            exact = reference(*(t.double() for t in tensors), **OPTIONS[option])
+            assert_errors_are_small(found, exact, reference(*tensors, **OPTIONS[option]), dtype)
+    finally:
+        monkeypatch.undo()
+        torch.ops.cuda_ops.reload_paths()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_paths_drop_the_same_weights(monkeypatch, dtype, head_dim):
+    """So that one path's backward may follow another's forward."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("two paths have forward, on Hopper")
+    outputs = []
+    try:
+        for path in ("sm90", "mma"):
+            monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
+            torch.ops.cuda_ops.reload_paths()
+            torch.manual_seed(5)
+            tensors = [t.detach() for t in operands("cuda", dtype, 257, 331, head_dim=head_dim, value_dim=head_dim)]
+            outputs.append(flash_attention(*tensors, causal=True, dropout_p=0.3).double())
+    finally:
+        monkeypatch.undo()
+        torch.ops.cuda_ops.reload_paths()
+    assert (outputs[0] - outputs[1]).norm() <= 6e-3 * outputs[1].norm()
 
 
 @pytest.mark.cuda
@@ -550,7 +618,7 @@ def test_dropout(device_dtype, window, keys):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_dropout_of_paths(monkeypatch, dtype, head_dim, path):
     if path == "sm90" and (torch.cuda.get_device_capability() != (9, 0) or head_dim > 128):
-        pytest.skip("of Hopper alone, and of rows of up to 128 elements")
+        pytest.skip("of Hopper alone, and its gradients of rows of up to 128 elements")
     monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
     torch.ops.cuda_ops.reload_paths()
     try:

@@ -65,8 +65,10 @@ struct Tiles {
     // sees it to the last there is. The latter never increases from a tile to the next, so that they stay in order.
     static __device__ int length(const Band &band, int number)
     {
-        if (!OF_KEYS)
-            return blocks_of_keys(band, number * M, min(number * M + M, band.queries) - 1, N).count;
+        if (!OF_KEYS) {
+            const int row = number * M - rows_before(band.queries, M);
+            return blocks_of_keys(band, max(row, 0), min(row + M, band.queries) - 1, N).count;
+        }
         const int first = max(number * N - band.high, 0);
         return first < band.queries ? (band.queries - 1) / M - first / M + 1 : 0;
     }

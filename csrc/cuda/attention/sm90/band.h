@@ -49,6 +49,13 @@ __device__ __forceinline__ Blocks blocks_of_keys(const Band &band, int first, in
     return {last_block, low <= high ? last_block - low / size + 1 : 0};
 }
 
+// Where queries are no whole tiles of M, the first one begins so many rows before them, by warpgroups of 64: those that
+// have no query idle where there are the fewest keys to be seen, if later queries see more.
+CUDA_OPS_HOST_DEVICE int rows_before(int queries, int M)
+{
+    return ((queries + M - 1) / M * M - queries) / 64 * 64;
+}
+
 // The block's item of a round: its section and its number there. False: after the last one. rank < 0: none this round.
 __device__ __forceinline__ bool scheduled_item(const Schedule &schedule, int round, int &section, int &rank)
 {

@@ -18,26 +18,33 @@
 #include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
 
-// GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys.
-template <typename T_, int D_, int GROUPS_, int N_, bool DROPS_, bool PACKED_>
+// GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys. Rows of queries and keys have D elements,
+// those of values and the output VALUE_D.
+template <typename T_, int D_, int VALUE_D_, int GROUPS_, int N_, bool DROPS_, bool PACKED_>
 struct ForwardTile {
     typedef T_ T;
     static constexpr bool DROPS = DROPS_, PACKED = PACKED_;
-    static constexpr int D = D_, GROUPS = GROUPS_, N = N_;
+    static constexpr int D = D_, VALUE_D = VALUE_D_, GROUPS = GROUPS_, N = N_;
+    // Of long rows there is room for one tile of queries. Each warpgroup's are then a part with barriers of its own: the
+    // next ones come as soon as it has no use for its place, while the other one is still at work.
+    static constexpr bool SINGLE = D > 128;
     // Of short sequences a tile has one block of keys: two stages are too few to have the next ones on their way.
-    static constexpr int QUERY_STAGES = PACKED && D == 64 ? 3 : 2, KEY_STAGES = QUERY_STAGES;
+    static constexpr int KEY_STAGES = PACKED && D == 64 ? 3 : 2, QUERY_STAGES = SINGLE ? 1 : KEY_STAGES;
+    static constexpr int QUERY_PARTS = SINGLE ? GROUPS : 1, QUERY_PLACES = QUERY_STAGES * QUERY_PARTS;
     static constexpr int M = 64 * GROUPS, THREADS = (GROUPS + 1) * WARPGROUP;
-    static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
+    static constexpr int COLUMNS = D / 64, VALUE_COLUMNS = VALUE_D / 64; // of 64 elements, SWIZZLE_ROW bytes
     static constexpr int BOX_BYTES = 64 * SWIZZLE_ROW, COLUMN_BYTES = N * SWIZZLE_ROW; // of queries, of keys
-    static constexpr int QUERY_BYTES = GROUPS * COLUMNS * BOX_BYTES, BLOCK_BYTES = COLUMNS * COLUMN_BYTES;
-    static constexpr int KEYS_FROM = QUERY_STAGES * QUERY_BYTES, VALUES_FROM = KEYS_FROM + KEY_STAGES * BLOCK_BYTES;
-    static constexpr int BARRIERS_FROM = VALUES_FROM + KEY_STAGES * BLOCK_BYTES;
-    static constexpr int TILE_BYTES = 48, TILES_FROM = BARRIERS_FROM + (2 * QUERY_STAGES + 4 * KEY_STAGES) * 8;
-    static constexpr int SHARED_BYTES = TILES_FROM + (PACKED ? QUERY_STAGES * TILE_BYTES : 0) + SWIZZLE_ATOM;
+    static constexpr int QUERY_BYTES = GROUPS * COLUMNS * BOX_BYTES;
+    static constexpr int KEY_BYTES = COLUMNS * COLUMN_BYTES, VALUE_BYTES = VALUE_COLUMNS * COLUMN_BYTES; // of a block
+    static constexpr int KEYS_FROM = QUERY_STAGES * QUERY_BYTES, VALUES_FROM = KEYS_FROM + KEY_STAGES * KEY_BYTES;
+    static constexpr int BARRIERS_FROM = VALUES_FROM + KEY_STAGES * VALUE_BYTES;
+    static constexpr int TILE_BYTES = 48, TILES_FROM = BARRIERS_FROM + (2 * QUERY_PLACES + 4 * KEY_STAGES) * 8;
+    static constexpr int SHARED_BYTES = TILES_FROM + (PACKED ? QUERY_PLACES * TILE_BYTES : 0) + SWIZZLE_ATOM;
     static_assert(TILES_FROM % 16 == 0, "read by 16 bytes");
     static constexpr int REGISTERS = GROUPS == 2 ? 232 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
     static_assert(GROUPS == 2 || GROUPS == 3, "what the registers are divided by");
-    static_assert(N % 16 == 0 && BLOCK_BYTES % SWIZZLE_ATOM == 0, "whole products, aligned to the swizzle");
+    static_assert(N % 16 == 0 && COLUMN_BYTES % SWIZZLE_ATOM == 0, "whole products, aligned to the swizzle");
+    static_assert(VALUE_D <= D, "the output takes the queries' place");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
 };
 
@@ -49,6 +56,7 @@ struct ForwardWork {
     int section;       // heads that are walked together, so that their keys and values stay in the L2
     int all_heads;     // batch * heads
     int longest_first; // else all tiles are as long
+    int rows_before;   // of the first tile before the first query
     Schedule schedule; // of tiles, in sections of so many heads
     float scale_log2;  // scale * log2(e)
     DropoutWork dropout;
@@ -108,9 +116,10 @@ __device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile
         const PackedTile found = work.packed.tiles[place];
         tile.sequence = work.packed.sequences[found.sequence];
         tile.head = tile.all_head = first_head + rank - place * heads;
-        tile.first_row = found.number * C::M;
-        const int last_row = min(tile.first_row + C::M, tile.sequence.band.queries) - 1;
-        const Blocks keys = blocks_of_keys(tile.sequence.band, tile.first_row, last_row, C::N);
+        const Band &band = tile.sequence.band;
+        tile.first_row = found.number * C::M - rows_before(band.queries, C::M);
+        const int last_row = min(tile.first_row + C::M, band.queries) - 1;
+        const Blocks keys = blocks_of_keys(band, max(tile.first_row, 0), last_row, C::N);
         tile.last = keys.last, tile.count = keys.count;
         return true;
     }
@@ -119,9 +128,9 @@ __device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile
     tile.all_head = first_head + (work.longest_first ? inner : outer);
     tile.batch = tile.all_head / work.heads;
     tile.head = tile.all_head - tile.batch * work.heads;
-    tile.first_row = (work.longest_first ? work.tiles_m - 1 - outer : inner) * C::M;
+    tile.first_row = (work.longest_first ? work.tiles_m - 1 - outer : inner) * C::M - work.rows_before;
     const int last_row = min(tile.first_row + C::M, work.band.queries) - 1;
-    const Blocks keys = blocks_of_keys(work.band, tile.first_row, last_row, C::N);
+    const Blocks keys = blocks_of_keys(work.band, max(tile.first_row, 0), last_row, C::N);
     tile.last = keys.last, tile.count = keys.count;
     return true;
 }
@@ -144,24 +153,25 @@ struct Ring {
     }
 };
 
-template <typename C>
+template <typename C, int COLUMNS>
 __device__ __forceinline__ void load_block(uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty,
                                            Ring<C::KEY_STAGES> &ring, int row, int head,
                                            const RowsPlace<C::PACKED> &place)
 {
+    constexpr int BYTES = COLUMNS * C::COLUMN_BYTES;
     mbarrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
-    mbarrier_arrive_expect_tx(full + 8 * ring.stage, C::BLOCK_BYTES);
+    mbarrier_arrive_expect_tx(full + 8 * ring.stage, BYTES);
 #pragma unroll
-    for (int column = 0; column < C::COLUMNS; column++)
-        load_rows(to + ring.stage * C::BLOCK_BYTES + column * C::COLUMN_BYTES, map, full + 8 * ring.stage, 64 * column,
-                  row, head, place);
+    for (int column = 0; column < COLUMNS; column++)
+        load_rows(to + ring.stage * BYTES + column * C::COLUMN_BYTES, map, full + 8 * ring.stage, 64 * column, row,
+                  head, place);
     ring.advance();
 }
 
 // Packed sequences: a tile travels with its queries, so that the producer alone looks for it, ahead. count < 0: there
 // are no more. Consumers have no use for first_key.
 template <typename C>
-__device__ __forceinline__ void announce_tile(const ForwardCoordinates<true> &tile, const ForwardShared &s, int stage)
+__device__ __forceinline__ void announce_tile(const ForwardCoordinates<true> &tile, const ForwardShared &s, int place)
 {
     const Band &band = tile.sequence.band;
     const int words[9] = {tile.first_row, tile.head,    tile.last,
@@ -169,12 +179,12 @@ __device__ __forceinline__ void announce_tile(const ForwardCoordinates<true> &ti
                           band.low,       band.high,    tile.sequence.first_query};
 #pragma unroll
     for (int i = 0; i < 9; i++)
-        st_shared(s.tiles + stage * C::TILE_BYTES + 4 * i, (uint32_t)words[i]);
+        st_shared(s.tiles + place * C::TILE_BYTES + 4 * i, (uint32_t)words[i]);
 }
 template <typename C>
-__device__ __forceinline__ bool announced_tile(ForwardCoordinates<true> &tile, const ForwardShared &s, int stage)
+__device__ __forceinline__ bool announced_tile(ForwardCoordinates<true> &tile, const ForwardShared &s, int place)
 {
-    const uint32_t from = s.tiles + stage * C::TILE_BYTES;
+    const uint32_t from = s.tiles + place * C::TILE_BYTES;
     uint32_t first_row, head, last, count, queries, keys, low, high, first_query;
     ld_shared_v4(first_row, head, last, count, from);
     ld_shared_v4(queries, keys, low, high, from + 16);
@@ -193,41 +203,56 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
 {
     Ring<C::QUERY_STAGES> query_ring = {0, 0};
     Ring<C::KEY_STAGES> key_ring = {0, 0}, value_ring = {0, 0};
-    ForwardCoordinates<C::PACKED> tile;
+    ForwardCoordinates<C::PACKED> tile = {};
+    const auto load_queries = [&]() {
+        constexpr int BOXES = C::GROUPS * C::COLUMNS / C::QUERY_PARTS; // of a part
+        const int none = max(-tile.first_row, 0) / 64 * C::COLUMNS;    // boxes before the first query
+        for (int part = 0; part < C::QUERY_PARTS; part++) {
+            const int place = query_ring.stage * C::QUERY_PARTS + part, end = (part + 1) * BOXES;
+            const int first = tile.count > 0 ? max(none, part * BOXES) : end;
+            const uint32_t full = s.query_full + 8 * place;
+            mbarrier_wait(s.query_empty + 8 * place, query_ring.phase ^ 1);
+            if constexpr (C::PACKED)
+                announce_tile<C>(tile, s, place);
+            mbarrier_arrive_expect_tx(full, max(end - first, 0) * C::BOX_BYTES);
+#pragma unroll 1
+            for (int box = first; box < end; box++)
+                load_rows(s.queries + query_ring.stage * C::QUERY_BYTES + box * C::BOX_BYTES, map_query, full,
+                          box % C::COLUMNS * 64, tile.first_row + box / C::COLUMNS * 64, tile.head, tile.queries());
+        }
+        query_ring.advance();
+    };
+    const auto load_keys = [&](int row) {
+        load_block<C, C::COLUMNS>(s.keys, map_key, s.key_full, s.key_empty, key_ring, row, tile.head / work.group,
+                                  tile.keys());
+    };
+    const auto load_values = [&](int row) {
+        load_block<C, C::VALUE_COLUMNS>(s.values, map_value, s.value_full, s.value_empty, value_ring, row,
+                                        tile.head / work.group, tile.keys());
+    };
     for (int round = 0; forward_tile<C>(tile, work, round); round++) {
         if (tile.count < 0)
             continue;
-        mbarrier_wait(s.query_empty + 8 * query_ring.stage, query_ring.phase ^ 1);
-        if constexpr (C::PACKED)
-            announce_tile<C>(tile, s, query_ring.stage);
-        if (tile.count > 0) {
-            const uint32_t full = s.query_full + 8 * query_ring.stage;
-            mbarrier_arrive_expect_tx(full, C::QUERY_BYTES);
-            for (int box = 0; box < C::GROUPS * C::COLUMNS; box++)
-                load_rows(s.queries + query_ring.stage * C::QUERY_BYTES + box * C::BOX_BYTES, map_query, full,
-                          box % C::COLUMNS * 64, tile.first_row + box / C::COLUMNS * 64, tile.head, tile.queries());
-        } else {
-            mbarrier_arrive(s.query_full + 8 * query_ring.stage);
-        }
-        query_ring.advance();
-        const int head = tile.head / work.group;
+        // Queries whose place is still the tile before's come behind the keys and values that there is room for.
+        const int queries_after = C::SINGLE ? min(1, tile.count - 1) : -1;
+        if (queries_after < 0)
+            load_queries();
         int row = tile.last * C::N;
 #pragma unroll 1
         for (int i = 0; i < tile.count; i++, row -= C::N) {
-            load_block<C>(s.keys, map_key, s.key_full, s.key_empty, key_ring, row, head, tile.keys());
+            load_keys(row);
             if (i > 0)
-                load_block<C>(s.values, map_value, s.value_full, s.value_empty, value_ring, row + C::N, head,
-                              tile.keys());
+                load_values(row + C::N);
+            if (i == queries_after)
+                load_queries();
         }
         if (tile.count > 0)
-            load_block<C>(s.values, map_value, s.value_full, s.value_empty, value_ring, row + C::N, head, tile.keys());
+            load_values(row + C::N);
     }
     if constexpr (C::PACKED) {
         tile = {};
         tile.count = -1;
-        mbarrier_wait(s.query_empty + 8 * query_ring.stage, query_ring.phase ^ 1);
-        announce_tile<C>(tile, s, query_ring.stage);
-        mbarrier_arrive(s.query_full + 8 * query_ring.stage);
+        load_queries();
     }
 }
 
@@ -251,12 +276,13 @@ __device__ __forceinline__ void multiply_keys(float (&s)[C::N / 2], uint64_t que
 }
 // o += p times values.
 template <typename C>
-__device__ __forceinline__ void multiply_values(float (&o)[C::D / 2], uint32_t (&p)[C::N / 16][4], uint64_t values)
+__device__ __forceinline__ void multiply_values(float (&o)[C::VALUE_D / 2], uint32_t (&p)[C::N / 16][4],
+                                                uint64_t values)
 {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < C::N / 16; k++)
-        wgmma<typename C::T, C::D, 1>(o, p[k], wgmma_advance(values, k * 2 * SWIZZLE_ATOM), 1);
+        wgmma<typename C::T, C::VALUE_D, 1>(o, p[k], wgmma_advance(values, k * 2 * SWIZZLE_ATOM), 1);
     wgmma_commit_group();
 }
 
@@ -365,7 +391,7 @@ __device__ __forceinline__ OwnBlocks own_blocks(const ForwardCoordinates<C::PACK
     const int low = max(top + band.low, 0), high = min(min(top + 64, band.queries) - 1 + band.high, band.keys - 1);
     OwnBlocks own;
     own.last = high / C::N;
-    own.count = top < band.queries && low <= high ? own.last - low / C::N + 1 : 0;
+    own.count = 0 <= top && top < band.queries && low <= high ? own.last - low / C::N + 1 : 0;
     own.before = own.count > 0 ? tile.last - own.last : tile.count;
     own.after = tile.count - own.before - own.count;
     return own;
@@ -397,7 +423,7 @@ __device__ __forceinline__ void skip_values(const ForwardShared &s, Ring<C::KEY_
 template <typename C>
 __device__ __forceinline__ void store_output(const ForwardWork &work, const CUtensorMap *map_output,
                                              const ForwardCoordinates<C::PACKED> &tile, const SoftmaxRows &rows,
-                                             float (&o)[C::D / 2], uint32_t boxes, int group, int thread)
+                                             float (&o)[C::VALUE_D / 2], uint32_t boxes, int group, int thread)
 {
     typedef typename C::T T;
     const int warp = thread / WARP_SIZE, lane = thread % WARP_SIZE, top = tile.first_row + 64 * group;
@@ -409,11 +435,11 @@ __device__ __forceinline__ void store_output(const ForwardWork &work, const CUte
         sum += __shfl_xor_sync(FULL_WARP, sum, 2);
         const float inverse = sum == 0.0f ? 0.0f : (C::DROPS ? work.dropout.scale : 1.0f) / sum;
 #pragma unroll
-        for (int j = 0; j < C::D / 2; j++)
+        for (int j = 0; j < C::VALUE_D / 2; j++)
             if (j / 2 % 2 == r)
                 o[j] *= inverse;
         const int at = top + 16 * warp + lane / 4 + 8 * r;
-        if (lane % 4 == 0 && at < tile.band(work).queries)
+        if (lane % 4 == 0 && 0 <= at && at < tile.band(work).queries)
             work.logsumexp[C::PACKED ? (int64_t)tile.head * work.packed.query_rows + tile.sequence.first_query + at
                                      : (int64_t)tile.all_head * work.band.queries + at] =
                 sum == 0.0f ? -INFINITY
@@ -421,7 +447,7 @@ __device__ __forceinline__ void store_output(const ForwardWork &work, const CUte
     }
     const int local = 16 * warp + lane % 16;
 #pragma unroll
-    for (int i = 0; i < C::D / 16; i++) {
+    for (int i = 0; i < C::VALUE_D / 16; i++) {
         const float *const x = o + 8 * i;
         const int vector = (2 * i + lane / 16) % 8 ^ local % 8;
         stmatrix_x4(boxes + i / 4 * C::BOX_BYTES + local * SWIZZLE_ROW + vector * 16, pack_two<T>(x[0], x[1]),
@@ -429,9 +455,9 @@ __device__ __forceinline__ void store_output(const ForwardWork &work, const CUte
     }
     fence_proxy_async();
     bar_sync<WARPGROUP>(STORE_BARRIER + group);
-    if (thread == 0) {
+    if (thread == 0 && top >= 0) {
 #pragma unroll
-        for (int column = 0; column < C::COLUMNS; column++)
+        for (int column = 0; column < C::VALUE_COLUMNS; column++)
             store_rows(map_output, boxes + column * C::BOX_BYTES, 64 * column, top, tile.head, tile.queries());
         bulk_commit_group();
     }
@@ -451,9 +477,9 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
     const uint64_t values_first = wgmma_descriptor(s.values, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
     Ring<C::QUERY_STAGES> query_ring = {0, 0};
     Ring<C::KEY_STAGES> key_ring = {0, 0}, value_ring = {0, 0};
-    float scores[C::N / 2], o[C::D / 2];
+    float scores[C::N / 2], o[C::VALUE_D / 2];
     uint32_t p[C::N / 16][4];
-    int stored = -1; // the stage of queries that is being copied out
+    int stored = -1; // the place of queries that is being copied out
     const auto release_stored = [&]() {
         if (stored >= 0 && thread == 0) {
             bulk_wait_group_read<0>();
@@ -461,14 +487,15 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
         }
         stored = -1;
     };
+    const auto query_place = [&]() { return C::SINGLE ? group : query_ring.stage; };
     const DropoutSeed seed(C::DROPS ? work.dropout.philox : cuda_ops_philox_state{});
     if (group == C::GROUPS - 1)
         pass_turn<C>(group);
 
     const auto next_tile = [&](ForwardCoordinates<C::PACKED> &tile, int round) {
         if constexpr (C::PACKED) {
-            mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
-            return announced_tile<C>(tile, s, query_ring.stage);
+            mbarrier_wait(s.query_full + 8 * query_place(), query_ring.phase);
+            return announced_tile<C>(tile, s, query_place());
         } else {
             return forward_tile<C>(tile, work, round);
         }
@@ -493,18 +520,19 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
         SoftmaxRows rows = {{-INFINITY, -INFINITY}, {0, 0}};
         float alpha[2];
 #pragma unroll
-        for (int i = 0; i < C::D / 2; i++)
+        for (int i = 0; i < C::VALUE_D / 2; i++)
             o[i] = 0;
         if (!C::PACKED)
-            mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
+            mbarrier_wait(s.query_full + 8 * query_place(), query_ring.phase);
         if (own.count > 0) {
+#pragma unroll 1
             for (int i = 0; i < own.before; i++)
                 skip_keys<C>(s, key_ring, group, thread);
             const uint64_t queries = wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES);
             int key = own.last * C::N;
             mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
             wait_for_turn<C>(group);
-            multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
+            multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::KEY_BYTES));
             pass_turn<C>(group);
             wgmma_wait_group<0>();
             wgmma_pin(scores);
@@ -514,6 +542,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
             drop(key);
             pack_scores<C>(p, scores);
             release_stored(); // the output of the tile before has long been read by now
+#pragma unroll 1
             for (int i = 0; i < own.before; i++)
                 skip_values<C>(s, value_ring, thread);
 #pragma unroll 1
@@ -523,9 +552,9 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
                 wait_for_turn<C>(group);
                 wgmma_pin(o);
                 wgmma_pin(p);
-                multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
+                multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::KEY_BYTES));
                 mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
-                multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
+                multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::VALUE_BYTES));
                 pass_turn<C>(group);
                 wgmma_wait_group<1>();
                 wgmma_pin(scores);
@@ -539,7 +568,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
                 release_block<C>(s.value_empty, value_ring, thread);
                 if (__any_sync(FULL_WARP, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
 #pragma unroll
-                    for (int j = 0; j < C::D / 2; j++)
+                    for (int j = 0; j < C::VALUE_D / 2; j++)
                         o[j] *= alpha[j / 2 % 2];
                 }
                 pack_scores<C>(p, scores);
@@ -547,24 +576,28 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
             mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
             wgmma_pin(o);
             wgmma_pin(p);
-            multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
+            multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::VALUE_BYTES));
             wgmma_wait_group<0>();
             wgmma_pin(o);
             wgmma_pin(p);
             release_block<C>(s.value_empty, value_ring, thread);
         } else {
             release_stored();
+#pragma unroll 1
             for (int i = 0; i < own.before; i++) {
                 skip_keys<C>(s, key_ring, group, thread);
                 skip_values<C>(s, value_ring, thread);
             }
         }
+#pragma unroll 1
         for (int i = 0; i < own.after; i++) {
             skip_keys<C>(s, key_ring, group, thread);
             skip_values<C>(s, value_ring, thread);
         }
         store_output<C>(work, map_output, tile, rows, o, my_queries + query_ring.stage * C::QUERY_BYTES, group, thread);
-        stored = query_ring.stage;
+        stored = query_place();
+        if (C::SINGLE)
+            release_stored();
         query_ring.advance();
     }
     if (thread == 0)
@@ -586,8 +619,8 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     const uint32_t first = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
     ForwardShared s;
     s.queries = first, s.keys = first + C::KEYS_FROM, s.values = first + C::VALUES_FROM;
-    s.query_full = first + C::BARRIERS_FROM, s.query_empty = s.query_full + 8 * C::QUERY_STAGES;
-    s.key_full = s.query_empty + 8 * C::QUERY_STAGES, s.key_empty = s.key_full + 8 * C::KEY_STAGES;
+    s.query_full = first + C::BARRIERS_FROM, s.query_empty = s.query_full + 8 * C::QUERY_PLACES;
+    s.key_full = s.query_empty + 8 * C::QUERY_PLACES, s.key_empty = s.key_full + 8 * C::KEY_STAGES;
     s.value_full = s.key_empty + 8 * C::KEY_STAGES, s.value_empty = s.value_full + 8 * C::KEY_STAGES;
     s.tiles = first + C::TILES_FROM;
     if (threadIdx.x == 0) {
@@ -595,9 +628,9 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         prefetch_tensormap(&map_key);
         prefetch_tensormap(&map_value);
         prefetch_tensormap(&map_output);
-        for (int stage = 0; stage < C::QUERY_STAGES; stage++) {
-            mbarrier_init(s.query_full + 8 * stage, 1);
-            mbarrier_init(s.query_empty + 8 * stage, C::GROUPS);
+        for (int place = 0; place < C::QUERY_PLACES; place++) {
+            mbarrier_init(s.query_full + 8 * place, 1);
+            mbarrier_init(s.query_empty + 8 * place, C::GROUPS / C::QUERY_PARTS);
         }
         for (int stage = 0; stage < C::KEY_STAGES; stage++) {
             mbarrier_init(s.key_full + 8 * stage, 1);
@@ -667,6 +700,7 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     const int64_t total = (int64_t)work.tiles_m * work.all_heads;
     const int64_t blocks = total < device.multiprocessors ? total : device.multiprocessors;
     work.longest_first = work.band.high < work.band.keys - 1;
+    work.rows_before = work.longest_first ? rows_before(work.band.queries, C::M) : 0;
     // At least a tile for every block.
     int64_t section = heads_at_once(p, p.keys), least = ceil_div(blocks, work.tiles_m);
     section = !work.longest_first || section > work.all_heads ? work.all_heads : section > least ? section : least;
@@ -678,12 +712,23 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     return launch_status();
 }
 
+// Tiles of rows of 64, 128 and 256 elements; of 192, and of 192 with values of 128, as latent attention has them, which
+// with dropout take those of 256.
 template <typename T, bool DROPS, bool PACKED = false>
 static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
 {
+    const int64_t head = call.problem.head_dim, value = call.problem.value_dim;
     if (attention_sm90_is_narrow(call.problem))
-        return launch_forward<ForwardTile<T, 64, 3, 128, DROPS, PACKED>>(call, device);
-    return launch_forward<ForwardTile<T, 128, 2, 128, DROPS, PACKED>>(call, device);
+        return launch_forward<ForwardTile<T, 64, 64, 3, 128, DROPS, PACKED>>(call, device);
+    if (head <= 128 && value <= 128)
+        return launch_forward<ForwardTile<T, 128, 128, 2, 128, DROPS, PACKED>>(call, device);
+    if constexpr (!DROPS) {
+        if (head <= 192 && value <= 128)
+            return launch_forward<ForwardTile<T, 192, 128, 2, 128, DROPS, PACKED>>(call, device);
+        if (head <= 192 && value <= 192)
+            return launch_forward<ForwardTile<T, 192, 192, 2, 96, DROPS, PACKED>>(call, device);
+    }
+    return launch_forward<ForwardTile<T, 256, 256, 2, 80, DROPS, PACKED>>(call, device);
 }
 
 #endif

@@ -4,6 +4,8 @@
 // registers, and these the left operand of the values' product. Scores of block j + 1 are multiplied before the values of
 // block j, and the warpgroups issue products in turns, so that exponentials run beside products. Blocks go from the
 // diagonal towards the first key; masks are applied only where a block is cut. Long tiles come first.
+// Where queries are no whole tiles, the first tile is the short one: what idles does so where there are the fewest keys.
+// Rows of more than 128 elements leave room for one tile of queries, and for 80 to 128 keys in two stages.
 // With dropout, an instance of its own (forward_dropout_bfloat16.cu), a thread draws the numbers of the scores that it has.
 // Bound by the tensor cores and, for rows of 64, by the exponentials as much. Measured on an H200 against cuDNN:
 // benchmarks/notes/attention.md.

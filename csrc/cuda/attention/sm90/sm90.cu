@@ -17,8 +17,11 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
         return NEEDS_90;
     if (call.dtype != CUDA_OPS_FLOAT16 && call.dtype != CUDA_OPS_BFLOAT16)
         return NEEDS_HALVES;
-    if (p.head_dim > 128 || p.value_dim > 128)
-        return no("has tiles for rows of up to 128 elements");
+    const int64_t longest = p.head_dim > p.value_dim ? p.head_dim : p.value_dim;
+    if (longest > 256)
+        return no("has tiles for rows of up to 256 elements");
+    if (call.backward && longest > 128)
+        return no("has tiles for the gradients of rows of up to 128 elements");
     if (p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || call.with_grad_mask || call.grad_mask)
         return no("takes no mask but windows");
     if (p.softcap != 0 || p.alibi_slopes)
