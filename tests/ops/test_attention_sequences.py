@@ -81,7 +81,7 @@ def packed_results(tensors, grad, starts, longest, **options):
     return [output.detach(), logsumexp.detach(), *torch.autograd.grad(output, tensors, grad)]
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
 def test_a_neighbour_without_finite_values_changes_no_bit(device_dtype, head_dim, value):
     """What a sequence's last tile has beyond it, be it the next sequence or rows of none, stays out of its products."""
@@ -112,7 +112,7 @@ def test_a_neighbour_without_finite_values_changes_no_bit(device_dtype, head_dim
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_long_sequence_among_short_ones(head_dim, causal):
     """Its blocks of keys add to the queries' gradients in turns: right, and the same bits each time."""

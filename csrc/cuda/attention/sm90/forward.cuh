@@ -712,23 +712,22 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     return launch_status();
 }
 
-// Tiles of rows of 64, 128 and 256 elements; of 192, and of 192 with values of 128, as latent attention has them, which
-// with dropout take those of 256.
+// Tiles of rows of 64, 128, 192 and 256 elements, and of 192 with values of 128, as latent attention has them.
 template <typename T, bool DROPS, bool PACKED = false>
 static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
 {
-    const int64_t head = call.problem.head_dim, value = call.problem.value_dim;
     if (attention_sm90_is_narrow(call.problem))
         return launch_forward<ForwardTile<T, 64, 64, 3, 128, DROPS, PACKED>>(call, device);
-    if (head <= 128 && value <= 128)
-        return launch_forward<ForwardTile<T, 128, 128, 2, 128, DROPS, PACKED>>(call, device);
-    if constexpr (!DROPS) {
-        if (head <= 192 && value <= 128)
-            return launch_forward<ForwardTile<T, 192, 128, 2, 128, DROPS, PACKED>>(call, device);
-        if (head <= 192 && value <= 192)
+    if constexpr (!DROPS && !PACKED) {
+        const int64_t head = call.problem.head_dim, value = call.problem.value_dim;
+        if (head > 192 || value > 192)
+            return launch_forward<ForwardTile<T, 256, 256, 2, 80, DROPS, PACKED>>(call, device);
+        if (value > 128)
             return launch_forward<ForwardTile<T, 192, 192, 2, 96, DROPS, PACKED>>(call, device);
+        if (head > 128)
+            return launch_forward<ForwardTile<T, 192, 128, 2, 128, DROPS, PACKED>>(call, device);
     }
-    return launch_forward<ForwardTile<T, 256, 256, 2, 80, DROPS, PACKED>>(call, device);
+    return launch_forward<ForwardTile<T, 128, 128, 2, 128, DROPS, PACKED>>(call, device);
 }
 
 #endif

@@ -43,8 +43,7 @@ CUDA_OPS_HOST_DEVICE int64_t packed_blocks(int64_t rows, int64_t sequences, int6
 PackedWork attention_sm90_sequences_at(void *workspace, const AttentionCall &call);
 int64_t attention_sm90_sequences_bytes(const AttentionCall &call);
 
-// Fills it in for tiles of so many queries (forward 192 or 128, backward 128 or 64). How long they take is counted in
-// blocks of 128 keys, also where a kernel's have fewer. grid: of the kernel
+// Fills it in for tiles of so many queries (forward 192 or 128, backward 128 or 64) and 128 keys. grid: of the kernel
 // that walks over the tiles. section: how many heads are walked together if these are tiles enough for every block.
 cuda_ops_status attention_sm90_sequences(const PackedWork &work, const AttentionCall &call, int queries, int64_t grid,
                                          int64_t section);

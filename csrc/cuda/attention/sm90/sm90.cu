@@ -20,8 +20,8 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
     const int64_t longest = p.head_dim > p.value_dim ? p.head_dim : p.value_dim;
     if (longest > 256)
         return no("has tiles for rows of up to 256 elements");
-    if (call.backward && longest > 128)
-        return no("has tiles for the gradients of rows of up to 128 elements");
+    if (longest > 128 && (p.sequences.query_starts || p.dropout != 0))
+        return no("has tiles for packed sequences, and for dropout, of rows of up to 128 elements");
     if (p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || call.with_grad_mask || call.grad_mask)
         return no("takes no mask but windows");
     if (p.softcap != 0 || p.alibi_slopes)
@@ -80,7 +80,8 @@ int64_t attention_sm90_query_blocks(const cuda_ops_attention &p)
 int64_t attention_sm90_backward_bytes(const cuda_ops_attention &p)
 {
     const bool narrow = attention_sm90_is_narrow(p);
-    const int64_t queries = attention_sm90_queries(narrow), elements = narrow ? 64 : 128;
+    const int64_t longest = p.head_dim > p.value_dim ? p.head_dim : p.value_dim;
+    const int64_t queries = attention_sm90_queries(narrow), elements = narrow ? 64 : longest <= 128 ? 128 : 256;
     return (attention_sm90_query_blocks(p) * (4 * queries * (elements + 2) + 4) + 4 + 15) / 16 * 16;
 }
 

@@ -4,7 +4,8 @@
 
 #include "attention/paths.h"
 
-// fp16 and bf16 on Hopper, rows of up to 256 elements forward and 128 backward; no mask, softcap or slopes.
+// fp16 and bf16 on Hopper, rows of up to 256 elements, of packed sequences and with dropout of up to 128; no mask, softcap
+// or slopes.
 Answer attention_sm90_supports(const AttentionCall &call, const Device &device);
 Answer attention_sm90_is_fast(const AttentionCall &call, const Device &device);
 int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device);
