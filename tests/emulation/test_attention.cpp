@@ -1,5 +1,6 @@
-// attention, forward and backward: the paths of mma.sync, of float32, of CUDA cores and of few queries, with windows, caps, slopes, masks
-// and dropout, packed sequences and caches, against the CPU's kernels in double. Hopper's path is not emulated.
+// attention, forward and backward: the paths of mma.sync, of float32, of CUDA cores and of few queries, with windows,
+// caps, slopes, masks and dropout, packed sequences and caches, against the CPU's kernels in double. Hopper's path is not
+// emulated.
 #include <float.h>
 
 #include <initializer_list>
@@ -127,9 +128,7 @@ static int32_t *starts_of(int64_t batch, int64_t &rows, int64_t &longest)
 static void attention(int64_t number)
 {
     // Most paths are of bfloat16 and float32.
-    const cuda_ops_dtype dtype = one_in(3)   ? CUDA_OPS_BFLOAT16
-                                 : one_in(2) ? CUDA_OPS_FLOAT32
-                                             : DTYPES[random_below(4)];
+    const cuda_ops_dtype dtype = one_in(3) ? CUDA_OPS_BFLOAT16 : one_in(2) ? CUDA_OPS_FLOAT32 : DTYPES[random_below(4)];
     const cuda_ops_dtype sums = dtype == CUDA_OPS_FLOAT64 ? dtype : CUDA_OPS_FLOAT32;
     const bool packed = one_in(3), cached = !packed && one_in(3);
     cuda_ops_attention p = {};

@@ -6,6 +6,7 @@
 // repeat bit by bit: a block waits for the one before alone, which has been handed out before it. The next tile's
 // queries and grad_output come while what is left of this one needs neither.
 // Bound by the issue of instructions: of a product's 140 (144 of 272 for 8 x 8), 128 (256) are multiply-adds.
+#include "attention/float32/bits.cuh"
 #include "attention/float32/float32.h"
 #include "attention/float32/tiles.cuh"
 #include "attention/tile_scores.cuh"
@@ -55,16 +56,23 @@ struct RowsOfWeights {
     float *logsumexp, *delta, *remainder;
 };
 
-// P and dS, without their factors, of the products of keys and queries and of values and grad_output. `plain` scores
-// are in powers of 2. row, column: the thread's first.
+// P and dS, without their factors, of the products of keys and queries and of values and grad_output. `simple`
+// scores are in powers of 2. row, column: the thread's first.
 template <int KEYS>
 __device__ __forceinline__ void weights_and_gradients(float (&weight)[ROWS][4], float (&gradient)[ROWS][4],
                                                       const AttentionScores<float> &scores, int64_t first_key, int row,
                                                       int64_t first_query, int column, const RowsOfWeights &rows,
-                                                      bool plain)
+                                                      bool simple)
 {
     const cuda_ops_attention &p = scores.p;
-    if (plain) {
+    uint32_t kept = 0;
+    float factor = 1;
+    if (p.dropout > 0) {
+        kept = kept_by_dropout<true, 0, 3>(p, scores.head_index, first_query + column, first_key + row,
+                                           cuda_ops_philox_seed(p.philox), cuda_ops_philox_offset(p.philox));
+        factor = (float)cuda_ops_attention_dropout_scale(p.dropout);
+    }
+    if (simple) {
         const float4 l = four_at(rows.logsumexp + column), d = four_at(rows.delta + column);
         const float logsumexp[4] = {l.x, l.y, l.z, l.w}, delta[4] = {d.x, d.y, d.z, d.w};
         const float scale = (float)(p.scale * 1.4426950408889634);
@@ -81,6 +89,16 @@ __device__ __forceinline__ void weights_and_gradients(float (&weight)[ROWS][4], 
                     weight[r][c] = seen.has(row + r) ? weight[r][c] : -CUDART_INF_F;
             }
         }
+        if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN) {
+            const uint32_t shown = shown_by_mask<true>(scores, first_query + column, first_key + row);
+#pragma unroll
+            for (int e = 0; e < ROWS * 4; e++)
+                weight[e / 4][e % 4] = shown >> e & 1 ? weight[e / 4][e % 4] : -CUDART_INF_F;
+        }
+        if (p.dropout > 0)
+#pragma unroll
+            for (int e = 0; e < ROWS * 4; e++)
+                gradient[e / 4][e % 4] *= kept >> e & 1 ? factor : 0.0f;
 #pragma unroll
         for (int c = 0; c < 4; c++) {
             const float base = logsumexp[c] * LOG2_E;
@@ -91,31 +109,31 @@ __device__ __forceinline__ void weights_and_gradients(float (&weight)[ROWS][4], 
                 gradient[r][c] = seen ? weight[r][c] * (gradient[r][c] - delta[c]) : 0.0f;
             }
         }
+        if (p.dropout > 0)
+#pragma unroll
+            for (int e = 0; e < ROWS * 4; e++)
+                weight[e / 4][e % 4] *= kept >> e & 1 ? factor : 0.0f;
         return;
     }
     // One after the other, so that what makes them stands once in the kernel.
     float weights[ROWS * 4], gradients[ROWS * 4];
 #pragma unroll
     for (int e = 0; e < ROWS * 4; e++) {
-        weights[e] = weight[e % ROWS][e / ROWS];
-        gradients[e] = gradient[e % ROWS][e / ROWS];
+        weights[e] = weight[e / 4][e % 4];
+        gradients[e] = gradient[e / 4][e % 4];
     }
-    const uint64_t seed = cuda_ops_philox_seed(p.philox), offset = cuda_ops_philox_offset(p.philox);
 #pragma unroll 1
     for (int e = 0; e < ROWS * 4; e++) {
-        const int64_t i = first_query + column + e / ROWS, j = first_key + row + e % ROWS;
-        const int at = column + e / ROWS;
-        const RowOfWeights<float> of_i = {rows.logsumexp[at], rows.remainder[at], rows.delta[at]};
-        float factors[2] = {1, 1};
-        if (p.dropout > 0 && i < scores.s.queries)
-            dropout_factors(factors, p, scores.head_index, i, j - e % 2, seed, offset);
-        gradient_of_score<float>(weights[e], gradients[e], scores, i, j, of_i, e % 2 ? factors[1] : factors[0],
-                                 (float *)nullptr, (RowSums<float> *)nullptr);
+        const int at = column + e % 4;
+        const RowOfWeights<float> of_query = {rows.logsumexp[at], rows.remainder[at], rows.delta[at]};
+        const float dropout = !(p.dropout > 0) || kept >> e & 1 ? factor : 0.0f;
+        gradient_of_score<float>(weights[e], gradients[e], scores, first_query + at, first_key + row + e / 4, of_query,
+                                 dropout, (float *)nullptr, (RowSums<float> *)nullptr);
     }
 #pragma unroll
     for (int e = 0; e < ROWS * 4; e++) {
-        weight[e % ROWS][e / ROWS] = weights[e];
-        gradient[e % ROWS][e / ROWS] = gradients[e];
+        weight[e / 4][e % 4] = weights[e];
+        gradient[e / 4][e % 4] = gradients[e];
     }
 }
 
@@ -164,7 +182,7 @@ __global__ void __launch_bounds__(BackwardShape<D>::THREADS, BackwardShape<D>::R
     const int result_column = warp % 2 * 32 + lane_column * 4;
     const int query_row = (warp % 2 * 4 + lane_row) * 4, query_column = warp / 2 * 32 + lane_column * 4;
     float *const own_weights = weights + row_at<64>(row), *const own_gradients = gradients + row_at<64>(row);
-    const bool plain = has_plain_scores(p) && !(p.dropout > 0);
+    const bool simple = has_simple_scores(p);
 
     const float *const key =
         rows_of<float>((const void *)work.key, p.key, batch, key_head) + (s.first_key + first_key) * p.key.row;
@@ -217,7 +235,7 @@ __global__ void __launch_bounds__(BackwardShape<D>::THREADS, BackwardShape<D>::R
         float weight[ROWS][4] = {}, gradient[ROWS][4] = {};
         multiply_rows<D>(weight, key_tile + row_at<D>(row), query_tile + row_at<D>(column), (int)p.head_dim);
         multiply_rows<D>(gradient, value_tile + row_at<D>(row), grad_tile + row_at<D>(column), (int)p.value_dim);
-        weights_and_gradients<KEYS>(weight, gradient, scores, first_key, row, first, column, rows, plain);
+        weights_and_gradients<KEYS>(weight, gradient, scores, first_key, row, first, column, rows, simple);
         store_weights(own_weights + column, weight);
         if (!Shape::ONE_PLACE)
             store_weights(own_gradients + column, gradient);

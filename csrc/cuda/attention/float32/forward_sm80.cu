@@ -2,6 +2,7 @@
 // 8 x 4 scores, and 8 x 4 or 8 x 8 elements of the result. Keys come while the values are multiplied with, and values
 // while the keys are. The sixteen threads that share rows are of one warp: weights need no barrier.
 // Bound by the issue of instructions: of a product's 140 (144 of 272 for 8 x 8), 128 (256) are multiply-adds.
+#include "attention/float32/bits.cuh"
 #include "attention/float32/float32.h"
 #include "attention/float32/tiles.cuh"
 #include "attention/tile_scores.cuh"
@@ -79,8 +80,8 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
     float *const weight_rows = weights + row_at<64>(row);
     // Products are scaled for exponentials of base 2; what else makes scores leaves them as they are until their largest
     // is subtracted, since a mask may have the lowest float.
-    const bool plain = has_plain_scores(p);
-    const float scale = plain ? (float)(p.scale * 1.4426950408889634) : (float)p.scale, unit = plain ? 1.0f : LOG2_E;
+    const bool simple = has_simple_scores(p);
+    const float scale = simple ? (float)(p.scale * 1.4426950408889634) : (float)p.scale, unit = simple ? 1.0f : LOG2_E;
     float sum[ROWS][FOURS][4] = {}, maximum[ROWS], total[ROWS] = {};
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
         multiply_rows<D>(tile, query_tile + row_at<D>(row), key_tile + row_at<D>(column), (int)p.head_dim);
         __syncthreads(); // they are read
         copy_keys(j + KEYS);
-        if (plain) {
+        if (simple) {
             const bool whole = sees_whole_tile(s, first, QUERIES, j, KEYS);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
@@ -108,6 +109,12 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
                     for (int c = 0; c < 4; c++)
                         tile[r][c] = seen.has(column + c) ? tile[r][c] : -CUDART_INF_F;
                 }
+            }
+            if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN) {
+                const uint32_t shown = shown_by_mask<false>(scores, first + row, j + column);
+#pragma unroll
+                for (int e = 0; e < ROWS * 4; e++)
+                    tile[e / 4][e % 4] = shown >> e & 1 ? tile[e / 4][e % 4] : -CUDART_INF_F;
             }
         } else {
 #pragma unroll
@@ -149,21 +156,18 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
                 for (int c = 0; c < 4; c++)
                     sum[r][f][c] *= factor;
         }
+        if (p.dropout > 0) {
+            const uint32_t kept =
+                kept_by_dropout<false, 4, 0>(p, scores.head_index, first + row, j + column, seed, offset);
+            const float factor = (float)cuda_ops_attention_dropout_scale(p.dropout);
+#pragma unroll
+            for (int e = 0; e < ROWS * 4; e++)
+                tile[e / 4][e % 4] *= kept >> e & 1 ? factor : 0.0f;
+        }
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
             *reinterpret_cast<float4 *>(weight_rows + r * 64 + column) =
                 make_float4(tile[r][0], tile[r][1], tile[r][2], tile[r][3]);
-        if (p.dropout > 0)
-#pragma unroll 1
-            for (int e = 0; e < ROWS * 2; e++) {
-                if (first + row + e / 2 >= s.queries)
-                    continue;
-                float factors[2], *const pair = weight_rows + e / 2 * 64 + column + e % 2 * 2;
-                dropout_factors(factors, p, scores.head_index, first + row + e / 2, j + column + e % 2 * 2, seed,
-                                offset);
-                pair[0] *= factors[0];
-                pair[1] *= factors[1];
-            }
         cp_async_wait_group<1>();
         __syncthreads(); // the values are there, and the weights
         multiply_weights<D>(sum, weight_rows, value_tile + 4 * lane);
@@ -189,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
                     {{sum[r][f][0] * factor, sum[r][f][1] * factor, sum[r][f][2] * factor, sum[r][f][3] * factor}});
         if (lane == 0)
             work.logsumexp_result[scores.first_row + first + row + r] =
-                sees_none ? -CUDART_INF_F : maximum[r] * (plain ? LN_2 : 1.0f) + logf(total[r]);
+                sees_none ? -CUDART_INF_F : maximum[r] * (simple ? LN_2 : 1.0f) + logf(total[r]);
     }
 }
 
