@@ -296,11 +296,12 @@ DEFECTS = [
     ),
     Defect(
         327,
-        "attention/simt.cu",
+        "attention/simt/kernel.cuh",
         "logsumexp of packed sequences at the rows of padded ones",
         "((A *)work.logsumexp_result)[scores.first_row + i] =",
         "((A *)work.logsumexp_result)[(int64_t)scores.row + i] =",
         "attention_sequences",
+        ("attention/simt/float64.cu",),
     ),
     Defect(
         328,

@@ -48,7 +48,7 @@ OPS = {
         24,
     ),
     "attention": (
-        ["attention", "attention/mma", "attention/decode", "common/paths.cu"],
+        ["attention", *(f"attention/{path}" for path in ("mma", "decode", "float32", "simt")), "common/paths.cu"],
         60,
     ),
     "attention_order": ([], 60),

@@ -236,7 +236,17 @@ def test_what_attention_takes():
     attention, rows = F.scaled_dot_product_attention, [meta(2, 4, 64, 64, **half)] * 3
     assert set(chosen(attention, *rows, is_causal=True, capability="8.0").values()) == {"mma"}
     assert set(chosen(attention, *rows, capability="7.5").values()) == {"simt"}
-    assert set(chosen(attention, *[meta(2, 4, 64, 64)] * 3, capability="8.0").values()) == {"simt"}
+    # In float32 gradients of up to 64 queries, of a mask, and of rows that blocks have no room for are simt's.
+    assert chosen(attention, *[meta(2, 4, 64, 64)] * 3, capability="8.0") == {"forward": "float32", "gradients": "simt"}
+    assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, capability="8.6").values()) == {"float32"}
+    assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, capability="7.5").values()) == {"simt"}
+    assert set(chosen(attention, *[meta(2, 4, 65, 62)] * 3, capability="8.0").values()) == {"simt"}
+    mask = meta(65, 65)
+    assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, mask, capability="8.0").values()) == {"float32"}
+    found = chosen(attention, *[meta(2, 4, 65, 64)] * 3, mask.requires_grad_(), capability="8.0")
+    assert found == {"forward": "float32", "gradients": "simt"}
+    assert set(chosen(attention, *[meta(2, 4, 65, 128)] * 3, capability="9.0").values()) == {"float32"}
+    assert set(chosen(attention, *[meta(2, 4, 65, 128)] * 3, capability="8.6").values()) == {"simt"}
     assert set(chosen(attention, *[meta(2, 4, 64, 60, **half)] * 3, capability="8.0").values()) == {"simt"}
     mask = meta(64, 64, **half).requires_grad_()
     assert chosen(attention, *rows, mask, capability="8.0") == {"forward": "mma", "gradients": "simt"}

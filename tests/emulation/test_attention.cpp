@@ -1,5 +1,6 @@
-// attention, forward and backward: the paths of mma.sync, of CUDA cores and of few queries, with windows, caps, slopes, masks
-// and dropout, packed sequences and caches, against the CPU's kernels in double. Hopper's path is not emulated.
+// attention, forward and backward: the paths of mma.sync, of float32, of CUDA cores and of few queries, with windows,
+// caps, slopes, masks and dropout, packed sequences and caches, against the CPU's kernels in double. Hopper's path is not
+// emulated.
 #include <float.h>
 
 #include <initializer_list>
@@ -98,10 +99,10 @@ static void choose_path(std::initializer_list<const void *> tensors, bool backwa
     cuda_ops_path_report reports[8];
     const int rows = cuda_ops_attention_paths_cuda(reports, 8, backward, with_grad_mask, &p, dtype, nullptr);
     const cuda_ops_path_report &report = reports[random_below((uint64_t)rows)];
-    bool aligned = true; // as the reports take them to be, of which only one path asks
+    bool aligned = true; // as the reports take them to be, of which two paths ask
     for (const void *const tensor : tensors)
         aligned = aligned && (uintptr_t)tensor % 16 == 0;
-    if (one_in(2) || !report.supports || (!aligned && !strcmp(report.name, "mma")))
+    if (one_in(2) || !report.supports || (!aligned && (!strcmp(report.name, "mma") || !strcmp(report.name, "float32"))))
         return;
     setenv(variable, report.name, 1);
     cuda_ops_reload_paths_cuda();
@@ -126,7 +127,8 @@ static int32_t *starts_of(int64_t batch, int64_t &rows, int64_t &longest)
 
 static void attention(int64_t number)
 {
-    const cuda_ops_dtype dtype = one_in(2) ? CUDA_OPS_BFLOAT16 : DTYPES[random_below(4)];
+    // Most paths are of bfloat16 and float32.
+    const cuda_ops_dtype dtype = one_in(3) ? CUDA_OPS_BFLOAT16 : one_in(2) ? CUDA_OPS_FLOAT32 : DTYPES[random_below(4)];
     const cuda_ops_dtype sums = dtype == CUDA_OPS_FLOAT64 ? dtype : CUDA_OPS_FLOAT32;
     const bool packed = one_in(3), cached = !packed && one_in(3);
     cuda_ops_attention p = {};

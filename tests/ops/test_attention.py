@@ -184,6 +184,25 @@ def test_forward_of_long_rows_on_hopper(monkeypatch, dtype, option, dims):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("path", ["float32", "simt"])
+def test_paths_of_float32(monkeypatch, options, path):
+    """Rows of whole vectors: as long as a tile, shorter, and of values shorter than keys. Blocks of keys and tiles of
+    queries that are whole, and that are not."""
+    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
+    torch.ops.cuda_ops.reload_paths()
+    try:
+        for dims in ((64, 64), (128, 128), (36, 20), (20, 100)):
+            sizes = {"key_heads": 2, "head_dim": dims[0], "value_dim": dims[1]}
+            check_options("cuda", torch.float32, options, 257, 331, **sizes)
+            check_options("cuda", torch.float32, options, 256, 128, **sizes)
+    finally:
+        monkeypatch.undo()
+        torch.ops.cuda_ops.reload_paths()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 6e-3), (torch.float32, 5e-6)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(
     ("batch", "heads", "key_heads", "queries", "keys", "options"),
@@ -196,27 +215,28 @@ def test_forward_of_long_rows_on_hopper(monkeypatch, dtype, option, dims):
     ],
     ids=str,
 )
-def test_gradients_of_many_blocks(batch, heads, key_heads, queries, keys, options, head_dim):
+def test_gradients_of_many_blocks(batch, heads, key_heads, queries, keys, options, head_dim, dtype, tolerance):
     """Blocks of keys add to the queries' gradients in turns: right, and the same bits each time."""
     shapes = (heads, queries), (key_heads, keys), (key_heads, keys)
-    tensors = [torch.randn(batch, *shape, head_dim, device="cuda").bfloat16().requires_grad_() for shape in shapes]
+    tensors = [torch.randn(batch, *shape, head_dim, device="cuda").to(dtype).requires_grad_() for shape in shapes]
     output = flash_attention(*tensors, **options)
     grad = torch.randn_like(output)
     gradients = torch.autograd.grad(output, tensors, grad, retain_graph=True)
     copies = [t.detach().double().requires_grad_() for t in tensors]
     expected = torch.autograd.grad(reference(*copies, **options)[0], copies, grad.double())
     for actual, exact in zip(gradients, expected, strict=True):
-        assert (actual - exact).norm() <= 6e-3 * exact.norm()
+        assert (actual - exact).norm() <= tolerance * exact.norm()
     for _ in range(20):
         for first, again in zip(gradients, torch.autograd.grad(output, tensors, grad, retain_graph=True), strict=True):
             assert torch.equal(first, again)
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_gradients_beside_other_work(head_dim):
+def test_gradients_beside_other_work(head_dim, dtype):
     """Blocks wait for each other's sums, but need not be on the GPU at once: here two calls, and more, share it."""
-    tensors = [torch.randn(2, 20, 2000, head_dim, device="cuda").bfloat16().requires_grad_() for _ in range(3)]
+    tensors = [torch.randn(2, 20, 2000, head_dim, device="cuda").to(dtype).requires_grad_() for _ in range(3)]
     grad = torch.randn_like(tensors[0])
     expected = torch.autograd.grad(flash_attention(*tensors, causal=True), tensors, grad)
     found, streams = [], [torch.cuda.Stream() for _ in range(4)]
@@ -403,14 +423,20 @@ def test_masks_of_the_lowest_number(device_dtype, lengths, lowest):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("path", ["mma", "simt"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "path"),
+    [
+        *((dtype, path) for dtype in (torch.float16, torch.bfloat16) for path in ("mma", "simt")),
+        *((torch.float32, path) for path in ("float32", "simt")),
+    ],
+    ids=str,
+)
 def test_masks_of_the_lowest_number_on_paths(monkeypatch, dtype, path):
     monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
     torch.ops.cuda_ops.reload_paths()
     try:
-        sizes = {"key_heads": 2, "with_mask": (False,) if path == "mma" else (False, True)}
-        for head_dim in (64, 128, 256):
+        sizes = {"key_heads": 2, "with_mask": (False, True) if path == "simt" else (False,)}
+        for head_dim in (64, 128) if path == "float32" else (64, 128, 256):
             for lowest in LOWEST:
                 check_lowest_numbers("cuda", dtype, torch.float32, lowest, 131, 200, head_dim=head_dim, **sizes)
     finally:
@@ -596,10 +622,18 @@ def test_dropout(device_dtype, window, keys):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("path", ["sm90", "mma", "simt"])
+@pytest.mark.parametrize(
+    ("dtype", "path"),
+    [
+        *((dtype, path) for dtype in (torch.float16, torch.bfloat16) for path in ("sm90", "mma", "simt")),
+        *((torch.float32, path) for path in ("float32", "simt")),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_dropout_of_paths(monkeypatch, dtype, head_dim, path):
+    if path == "float32" and head_dim > 128:
+        pytest.skip("of rows of up to 128 elements")
     if path == "sm90" and (torch.cuda.get_device_capability() != (9, 0) or head_dim > 128):
         pytest.skip("of Hopper alone, and with dropout of rows of up to 128 elements")
     monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)

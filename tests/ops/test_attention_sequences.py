@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from support.opspec import RELATIVE_NORM, assert_close
+from support.opspec import RELATIVE_NORM
 
 import cuda_ops
 from cuda_ops import _library
@@ -135,8 +135,7 @@ def test_a_long_sequence_among_short_ones(head_dim, causal):
 
 
 def test_more_sequences_than_threads_look_for_their_tiles(device_dtype):
-    """2500 sequences, a long one among them: those of a few are what they are by themselves, bit by bit where tensor
-    cores take them, whose tiles are looked up."""
+    """2500 sequences, a long one among them: those of a few are what they are by themselves, bit by bit."""
     device, dtype = device_dtype
     lengths = [*random_lengths(7, 2499, 3), 700]
     starts = starts_of(lengths, device)
@@ -149,10 +148,7 @@ def test_more_sequences_than_threads_look_for_their_tiles(device_dtype):
         alone = packed_results(some, grad[rows], starts[first : last + 1] - starts[first], 700)
         found_alone = [found[0][rows], found[1][:, rows], *(t[rows] for t in found[2:])]
         for ours, theirs in zip(found_alone, alone, strict=True):
-            if torch.device(device).type == "cpu" or dtype in (torch.float16, torch.bfloat16):
-                assert torch.equal(ours, theirs)
-            else:
-                assert_close(ours, theirs.double(), RELATIVE_NORM[dtype])
+            assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("numbers", [[5, -3, 100, 7], [0, 10**9, -(10**9), 3], [0, 2, 1, 3]], ids=str)

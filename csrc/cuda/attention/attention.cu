@@ -2,6 +2,7 @@
 // in memory. The table of paths, and the launchers.
 #include "attention/paths.h"
 
+#include "attention/float32/float32.h"
 #include "attention/sm90/sm90.h"
 #include "common/aligned_vector.cuh"
 
@@ -23,12 +24,17 @@ static Answer mma_supports(const AttentionCall &call, const Device &device)
     return has_cache(call) ? TAKES_NO_CACHE : attention_mma_supports(call, device);
 }
 
+static Answer float32_supports(const AttentionCall &call, const Device &device)
+{
+    return has_cache(call) ? TAKES_NO_CACHE : attention_float32_supports(call, device);
+}
+
 static Answer simt_supports(const AttentionCall &call, const Device &)
 {
     return has_cache(call) ? TAKES_NO_CACHE : YES;
 }
 
-static PathTable<AttentionCall, 4> table = {
+static PathTable<AttentionCall, 5> table = {
     {"CUDA_OPS_ATTENTION_PATH"},
     {{"decode", "attention/decode/decode.cu",
       "attention_decode_mma_kernel attention_decode_simt_kernel attention_decode_combine_kernel",
@@ -41,7 +47,9 @@ static PathTable<AttentionCall, 4> table = {
       "attention_mma_forward_kernel attention_mma_remainder_kernel attention_mma_grad_query_kernel "
       "attention_mma_grad_key_value_kernel",
       mma_supports, nullptr, attention_mma_workspace, attention_mma},
-     {"simt", "attention/simt.cu",
+     {"float32", "attention/float32/float32.cu", "attention_float32_forward_kernel attention_float32_backward_kernel",
+      float32_supports, attention_float32_is_fast, attention_float32_workspace, attention_float32},
+     {"simt", "attention/simt/simt.cu",
       "attention_simt_forward_kernel attention_simt_grad_query_kernel "
       "attention_simt_grad_key_value_kernel",
       simt_supports, nullptr, attention_simt_workspace, attention_simt}}};

@@ -46,7 +46,7 @@ static inline bool attention_has_remainder(const cuda_ops_attention &p)
 }
 
 // delta[b][h][i] = grad_output[i] . output[i] - grad_logsumexp[i], dense, in float or double: backward's first kernel
-// (simt.cu). What reads it waits for its predecessor.
+// (simt/simt.cu). What reads it waits for its predecessor.
 cuda_ops_status attention_delta(void *delta, const AttentionCall &call);
 
 // Few queries: every dtype, rows of up to 256 elements, forward alone (decode/decode.cu).
@@ -58,7 +58,7 @@ cuda_ops_status attention_decode(const AttentionCall &call, const Device &device
 Answer attention_mma_supports(const AttentionCall &call, const Device &device);
 int64_t attention_mma_workspace(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_mma(const AttentionCall &call, const Device &device);
-// CUDA cores: every dtype, size and option (simt.cu).
+// CUDA cores: every dtype, size and option (simt/simt.cu).
 int64_t attention_simt_workspace(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_simt(const AttentionCall &call, const Device &device);
 

@@ -28,7 +28,8 @@
  * on the CPU for any number of threads.
  * output and logsumexp are forward's of the same call. They are rounded, which leaves sums over j of P that are not 1,
  * and of dS that are not grad_logsumexp[i]: most of the error of grad_query, where dS all but cancels. In float and
- * double, the CPU's kernels of up to 512 keys and the simt path on CUDA mend P and delta by these sums.
+ * double, the CPU's kernels of up to 512 keys and the simt path on CUDA mend P and delta by these sums (the float32 path,
+ * for more than 64 queries, does not).
  *
  * Sources: online softmax by Milakov and Gimelshein (arXiv 1805.02867), tiles and recomputation by Dao et al.
  * (FlashAttention, arXiv 2205.14135 and 2307.08691).

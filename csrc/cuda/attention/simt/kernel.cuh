@@ -1,12 +1,15 @@
-// attention, simt path: every dtype, size and option on the CUDA cores.
+// attention, simt path's kernels: every dtype, size and option on the CUDA cores. The float32 path takes what it can.
 // A block makes tiles of 64 queries x 64 keys, a thread 8 x 4 scores of them in registers (4 x 4 of doubles). Slices of
 // 32 elements of both operands' rows lie in shared memory as in global memory, in the accumulation type; four elements
 // are read at once. The exponentials go through shared memory to the second product, of which a block keeps 64 or 128
 // columns in registers; wider rows are split over blocks, each of which computes the scores again. Backward is two
 // kernels, by queries (grad_query) and by keys (grad_key and grad_value), so that nothing is added up between blocks.
 // Bound by arithmetic: in float32 128 multiply-adds of a warp take 12 loads, 16 wavefronts, from shared memory.
-#include "attention/paths.h"
-#include "attention/scores.cuh"
+#ifndef CUDA_OPS_ATTENTION_SIMT_KERNEL_CUH
+#define CUDA_OPS_ATTENTION_SIMT_KERNEL_CUH
+
+#include "attention/simt/simt.h"
+#include "attention/tile_scores.cuh"
 #include "common/aligned_vector.cuh"
 
 static constexpr int TILE = 64;         // queries and keys of a tile
@@ -17,8 +20,7 @@ static constexpr int SLICES = 2 * TILE * PITCH; // elements of both slices, whic
 static_assert(SLICES >= TILE * WEIGHT_PITCH, "a tile has room in the slices");
 
 // Of a row's elements that a result has; more are chunks, of blocks of their own.
-template <int HALVES>
-static constexpr int COLUMNS = HALVES * TILE;
+static constexpr int HALVES = 2, COLUMNS = HALVES * TILE;
 
 // A thread's rows of a tile; its columns are four.
 template <typename A>
@@ -27,17 +29,17 @@ template <typename A>
 static constexpr int THREADS = 16 * TILE / ROWS<A>;
 
 // Blocks of a multiprocessor at a time, for which registers are kept: they hide each other's waits.
-template <typename A, int HALVES>
-static constexpr int resident_blocks(int of_one_half, int of_two)
+template <typename A>
+static constexpr int resident_blocks(int of_float)
 {
-    return sizeof(A) == 8 ? 1 : HALVES == 1 ? of_one_half : of_two;
+    return sizeof(A) == 8 ? 1 : of_float;
 }
 
 struct SimtWork {
     cuda_ops_attention p;
     const void *query, *key, *value, *output, *grad_output, *logsumexp, *delta, *grad_logsumexp;
     void *result, *second_result, *logsumexp_result, *grad_mask;
-    // delta and the remainder of logsumexp as grad_query's kernel has found them (SimtRow).
+    // delta and the remainder of logsumexp as grad_query's kernel has found them (RowOfWeights).
     void *mended_delta, *remainder;
     int64_t *state;
     int64_t tiles, chunks, blocks; // of a head; of columns; in all
@@ -158,7 +160,7 @@ __device__ __forceinline__ void multiply_rows(accumulate_type<T> (&sum)[ROWS<acc
 
 // sum[half][r][c] += sum over k < TILE of weights[row][k] * rows[k][first + TILE * half + column]. The weights are
 // written by what was before, and read when it returns. room: for a tile of the rows.
-template <typename T, int HALVES>
+template <typename T>
 __device__ __forceinline__ void multiply_weights(accumulate_type<T> (&sum)[HALVES][ROWS<accumulate_type<T>>][4],
                                                  const accumulate_type<T> *weights, const T *rows, int64_t stride,
                                                  int64_t count, int64_t first, int64_t columns,
@@ -224,7 +226,7 @@ __device__ __forceinline__ void load_tile(A (&tile)[ROWS<A>][4], const A *from)
             tile[r][c] = from[row_in_tile<A>(r) * WEIGHT_PITCH + column_in_tile(c)];
 }
 
-template <typename T, int HALVES>
+template <typename T>
 __device__ __forceinline__ void store_result(T *to, int64_t stride, int64_t rows, int64_t first, int64_t columns,
                                              const accumulate_type<T> (&sum)[HALVES][ROWS<accumulate_type<T>>][4],
                                              accumulate_type<T> factor)
@@ -256,66 +258,7 @@ struct SimtPosition {
 };
 
 template <typename T>
-__device__ __forceinline__ const T *rows_of(const void *tensor, const cuda_ops_attention_strides &strides,
-                                            int64_t batch, int64_t head)
-{
-    return (const T *)tensor + batch * strides.batch + head * strides.head;
-}
-template <typename T>
-__device__ __forceinline__ T *rows_of(void *tensor, const cuda_ops_attention_strides &strides, int64_t batch,
-                                      int64_t head)
-{
-    return (T *)tensor + batch * strides.batch + head * strides.head;
-}
-
-// The factors of query i and keys j to j + 1, j even.
-template <typename A>
-__device__ __forceinline__ void dropout_factors(A (&factors)[2], const cuda_ops_attention &p, int64_t head_index,
-                                                int64_t i, int64_t j, uint64_t seed, uint64_t offset)
-{
-    uint32_t words[4];
-    const uint64_t row = cuda_ops_attention_dropout_row(head_index, p.queries, i) + (uint64_t)(j % 8 / 2);
-    cuda_ops_attention_dropout_words(words, row, (uint32_t)(j / 16), seed, offset);
-    const uint32_t near = i & 8 ? words[1] : words[0], far = i & 8 ? words[3] : words[2], word = j & 8 ? far : near;
-    const uint32_t dropped = cuda_ops_attention_dropped_of_65536(p.dropout);
-    const A kept = A(cuda_ops_attention_dropout_scale(p.dropout));
-    factors[0] = (word & 0xffff) >= dropped ? kept : A(0);
-    factors[1] = word >> 16 >= dropped ? kept : A(0);
-}
-
-// Whether queries [i, i + TILE) are there and see all keys [j, j + TILE).
-__device__ __forceinline__ bool sees_whole_tile(const cuda_ops_attention_sequence &s, int64_t i, int64_t j)
-{
-    return i + TILE <= s.queries && cuda_ops_attention_sequence_first_key(&s, i + TILE - 1) <= j &&
-           j + TILE <= cuda_ops_attention_sequence_last_key(&s, i);
-}
-
-// Of keys [j, j + TILE) those that windows let query i see, of which there may be none.
-struct SimtSeen {
-    int begin, end;
-    __device__ __forceinline__ SimtSeen(const cuda_ops_attention_sequence &s, int64_t i, int64_t j, bool whole)
-        : begin(0), end(whole ? TILE : 0)
-    {
-        if (!whole && i < s.queries) {
-            begin = (int)cuda_ops_attention_clamp(cuda_ops_attention_sequence_first_key(&s, i) - j, 0, TILE);
-            end = (int)cuda_ops_attention_clamp(cuda_ops_attention_sequence_last_key(&s, i) - j, 0, TILE);
-        }
-    }
-    __device__ __forceinline__ bool has(int key) const
-    {
-        return begin <= key && key < end;
-    }
-};
-
-// Whether scores are scaled products of the keys seen: those are made in registers. All others go through shared
-// memory, one after the other, so that what makes them stands once in the kernel.
-__device__ __forceinline__ bool has_plain_scores(const cuda_ops_attention &p)
-{
-    return !(p.softcap > 0) && !p.alibi_slopes && p.mask_kind == CUDA_OPS_ATTENTION_MASK_NONE;
-}
-
-template <typename T, int HALVES>
-__global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<accumulate_type<T>, HALVES>(4, 3)))
+__global__ void __launch_bounds__(THREADS<accumulate_type<T>>, resident_blocks<accumulate_type<T>>(3))
     attention_simt_forward_kernel(const __grid_constant__ SimtWork work)
 {
     typedef accumulate_type<T> A;
@@ -350,10 +293,10 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
             multiply_rows(tile, query, p.query.row, queries, key + j * p.key.row, p.key.row, s.keys - j, p.head_dim,
                           slices, work.vectors);
             if (plain) {
-                const bool whole = sees_whole_tile(s, at.first, j);
+                const bool whole = sees_whole_tile(s, at.first, TILE, j, TILE);
 #pragma unroll
                 for (int r = 0; r < ROWS<A>; r++) {
-                    const SimtSeen seen(s, at.first + row_in_tile<A>(r), j, whole);
+                    const SeenKeys seen(s, at.first + row_in_tile<A>(r), j, TILE, whole);
 #pragma unroll
                     for (int c = 0; c < 4; c++)
                         tile[r][c] = seen.has(column_in_tile(c)) ? tile[r][c] * A(p.scale) : -A(CUDART_INF);
@@ -403,8 +346,8 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
                     pair[0] *= factors[0];
                     pair[1] *= factors[1];
                 }
-            multiply_weights<T, HALVES>(sum, weights, value + j * p.value.row, p.value.row, s.keys - j,
-                                        at.chunk * COLUMNS<HALVES>, p.value_dim, slices, work.vectors);
+            multiply_weights<T>(sum, weights, value + j * p.value.row, p.value.row, s.keys - j, at.chunk * COLUMNS,
+                                p.value_dim, slices, work.vectors);
         }
 #pragma unroll
         for (int r = 0; r < ROWS<A>; r++) {
@@ -420,27 +363,11 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
                 ((A *)work.logsumexp_result)[scores.first_row + i] =
                     total[r] == A(0) ? -A(CUDART_INF) : maximum[r] + log(total[r]);
         }
-        store_result<T, HALVES>(rows_of<T>(work.result, p.output, at.batch, at.head) +
-                                    (s.first_query + at.first) * p.output.row,
-                                p.output.row, queries, at.chunk * COLUMNS<HALVES>, p.value_dim, sum, A(1));
+        store_result<T>(rows_of<T>(work.result, p.output, at.batch, at.head) +
+                            (s.first_query + at.first) * p.output.row,
+                        p.output.row, queries, at.chunk * COLUMNS, p.value_dim, sum, A(1));
     }
 }
-
-// What backward knows of a query: P = exp((score - logsumexp) - remainder), dS = P (dP - delta).
-template <typename A>
-struct SimtRow {
-    A logsumexp, remainder, delta;
-};
-
-// Sums over keys, by which these are mended: of P, of dS and of P |dP|.
-template <typename A>
-struct SimtSums {
-    A weights, gradients, sizes;
-    __device__ __forceinline__ void add(A weight, A gradient, A gradient_of_weight)
-    {
-        weights += weight, gradients += gradient, sizes += weight * fabs(gradient_of_weight);
-    }
-};
 
 // Logsumexp and delta are rounded, and forward may have summed in another order: the sum of P is not 1, and that of dS
 // not grad_logsumexp. Where a row has nearly all of its weight on a key, or keys that are alike, its gradient is a
@@ -449,11 +376,13 @@ struct SimtSums {
 // forward may be the decode path's, nearly all rows are mended; of more only what is far off, since forward adds up
 // scores as backward does. What is off by much more than that is no rounding, but a logsumexp of other keys too.
 template <typename T>
-__device__ __forceinline__ bool mend(SimtRow<accumulate_type<T>> &row, const SimtSums<accumulate_type<T>> &sums,
+__device__ __forceinline__ bool mend(RowOfWeights<accumulate_type<T>> &row, const RowSums<accumulate_type<T>> &sums,
                                      accumulate_type<T> grad_logsumexp, const cuda_ops_attention &p)
 {
     typedef accumulate_type<T> A;
-    const A slack = (sizeof(A) == 8 ? A(0x1p-53) : A(0x1p-24)) * (p.queries <= TILE ? 1 : 64), most = A(0x1p-12);
+    const A slack =
+                (sizeof(A) == 8 ? A(0x1p-53) : A(0x1p-24)) * (p.queries <= TILE && !p.sequences.query_starts ? 1 : 64),
+            most = A(0x1p-12);
     if (!(sums.weights > A(0)))
         return false; // no key is seen
     const A excess = fabs(sums.weights - A(1)), size = sums.sizes / sums.weights;
@@ -469,54 +398,16 @@ __device__ __forceinline__ bool mend(SimtRow<accumulate_type<T>> &row, const Sim
     return weights_are_off || delta_is_off;
 }
 
-// From scores and the products of grad_output and value: tile becomes D P, gradient dS times the cap's derivative.
-// grad_mask: where dS goes, or NULL. i, j: of one element. sums: of the query, or NULL.
 template <typename T>
-__device__ __forceinline__ void gradient_of_score(accumulate_type<T> &weight, accumulate_type<T> &gradient,
-                                                  const AttentionScores<accumulate_type<T>> &scores, int64_t i,
-                                                  int64_t j, const SimtRow<accumulate_type<T>> &row,
-                                                  accumulate_type<T> dropout, T *grad_mask,
-                                                  SimtSums<accumulate_type<T>> *sums)
-{
-    typedef accumulate_type<T> A;
-    A cap;
-    const A score = scores.score(weight * A(scores.p.scale), i, j, cap);
-    // What is not seen adds nothing, whatever its value is.
-    const bool seen = score != -A(CUDART_INF);
-    const A weight_of_key = seen ? exp(score - row.logsumexp - row.remainder) : A(0);
-    const A gradient_of_key = seen ? weight_of_key * (gradient * dropout - row.delta) : A(0);
-    if (grad_mask && i < scores.s.queries && j < scores.s.keys)
-        grad_mask[((int64_t)scores.row + i) * scores.p.keys + j] = store_from_accumulate<T>(gradient_of_key);
-    if (sums && seen)
-        sums->add(weight_of_key, gradient_of_key, gradient * dropout);
-    weight = weight_of_key * dropout;
-    gradient = gradient_of_key * cap;
-}
-
-// The same of a key that is seen or not, of plain scores without dropout.
-template <typename A>
-__device__ __forceinline__ void plain_gradient(A &weight, A &gradient, bool seen, A scale, const SimtRow<A> &row,
-                                               SimtSums<A> *sums)
-{
-    const A score = weight * scale;
-    seen = seen && score != -A(CUDART_INF);
-    weight = seen ? exp(score - row.logsumexp - row.remainder) : A(0);
-    const A gradient_of_weight = gradient;
-    gradient = seen ? weight * (gradient - row.delta) : A(0);
-    if (sums && seen)
-        sums->add(weight, gradient, gradient_of_weight);
-}
-
-template <typename T, int HALVES>
-__global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<accumulate_type<T>, HALVES>(3, 2)))
+__global__ void __launch_bounds__(THREADS<accumulate_type<T>>, resident_blocks<accumulate_type<T>>(2))
     attention_simt_grad_query_kernel(const __grid_constant__ SimtWork work)
 {
     typedef accumulate_type<T> A;
     extern __shared__ __align__(16) char shared[];
     A *const slices = (A *)shared, *const weights = slices + SLICES;
-    SimtRow<A> *const rows = (SimtRow<A> *)(weights + TILE * WEIGHT_PITCH);
+    RowOfWeights<A> *const rows = (RowOfWeights<A> *)(weights + TILE * WEIGHT_PITCH);
     // Of this thread's columns; a row's are THREADS apart, so that no two threads meet in a bank.
-    SimtSums<A> *const sums = (SimtSums<A> *)(rows + TILE) + threadIdx.x;
+    RowSums<A> *const sums = (RowSums<A> *)(rows + TILE) + threadIdx.x;
     const cuda_ops_attention &p = work.p;
     const bool plain = has_plain_scores(p) && !(p.dropout > 0) && !work.grad_mask;
     const uint64_t seed = cuda_ops_philox_seed(p.philox), offset = cuda_ops_philox_offset(p.philox);
@@ -564,12 +455,12 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
                 multiply_rows(gradient, grad_output, p.grad_output.row, queries, value + j * p.value.row, p.value.row,
                               s.keys - j, p.value_dim, slices, work.vectors);
                 if (plain) {
-                    const bool whole = sees_whole_tile(s, at.first, j);
+                    const bool whole = sees_whole_tile(s, at.first, TILE, j, TILE);
 #pragma unroll
                     for (int r = 0; r < ROWS<A>; r++) {
-                        const SimtSeen seen(s, at.first + row_in_tile<A>(r), j, whole);
-                        const SimtRow<A> row = rows[row_in_tile<A>(r)];
-                        SimtSums<A> sums_of_row = sums[r * THREADS<A>];
+                        const SeenKeys seen(s, at.first + row_in_tile<A>(r), j, TILE, whole);
+                        const RowOfWeights<A> row = rows[row_in_tile<A>(r)];
+                        RowSums<A> sums_of_row = sums[r * THREADS<A>];
 #pragma unroll
                         for (int c = 0; c < 4; c++)
                             plain_gradient(tile[r][c], gradient[r][c], seen.has(column_in_tile(c)), A(p.scale), row,
@@ -593,21 +484,21 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
                                              grad_mask, sums + e / 4 * THREADS<A>);
                     }
                 }
-                multiply_weights<T, HALVES>(sum, weights, key + j * p.key.row, p.key.row, s.keys - j,
-                                            at.chunk * COLUMNS<HALVES>, p.head_dim, slices, work.vectors);
+                multiply_weights<T>(sum, weights, key + j * p.key.row, p.key.row, s.keys - j, at.chunk * COLUMNS,
+                                    p.head_dim, slices, work.vectors);
             }
             bool mended = false;
             if (turn == 0) {
                 __syncthreads(); // the rows are written, where there was no key
 #pragma unroll 1
                 for (int r = 0; r < ROWS<A>; r++) {
-                    const SimtSums<A> mine = sums[r * THREADS<A>];
-                    const SimtSums<A> all = {sum_over_columns(mine.weights), sum_over_columns(mine.gradients),
-                                             sum_over_columns(mine.sizes)};
+                    const RowSums<A> mine = sums[r * THREADS<A>];
+                    const RowSums<A> all = {sum_over_columns(mine.weights), sum_over_columns(mine.gradients),
+                                            sum_over_columns(mine.sizes)};
                     const int i = row_in_tile<A>(r);
                     const int64_t row_of_all = scores.first_row + at.first + i;
                     if (threadIdx.x % 16 == 0 && i < queries) {
-                        SimtRow<A> row = rows[i];
+                        RowOfWeights<A> row = rows[i];
                         const A grad_logsumexp =
                             work.grad_logsumexp ? ((const A *)work.grad_logsumexp)[row_of_all] : A(0);
                         if (mend<T>(row, all, grad_logsumexp, p)) {
@@ -624,15 +515,15 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
             if (!__syncthreads_or(mended))
                 break;
         }
-        store_result<T, HALVES>(rows_of<T>(work.result, p.grad_query, at.batch, at.head) +
-                                    (s.first_query + at.first) * p.grad_query.row,
-                                p.grad_query.row, queries, at.chunk * COLUMNS<HALVES>, p.head_dim, sum, A(p.scale));
+        store_result<T>(rows_of<T>(work.result, p.grad_query, at.batch, at.head) +
+                            (s.first_query + at.first) * p.grad_query.row,
+                        p.grad_query.row, queries, at.chunk * COLUMNS, p.head_dim, sum, A(p.scale));
     }
 }
 
 // Tiles have keys as rows and queries as columns.
-template <typename T, int HALVES>
-__global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<accumulate_type<T>, HALVES>(3, 2)))
+template <typename T>
+__global__ void __launch_bounds__(THREADS<accumulate_type<T>>, resident_blocks<accumulate_type<T>>(2))
     attention_simt_grad_key_value_kernel(const __grid_constant__ SimtWork work)
 {
     typedef accumulate_type<T> A;
@@ -666,19 +557,19 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
                               p.grad_output.row, s.queries - i, p.value_dim, slices, work.vectors);
                 const auto row_of_query = [&](int64_t at_query) {
                     const int64_t row = scores.first_row + at_query;
-                    SimtRow<A> of_query = {};
+                    RowOfWeights<A> of_query = {};
                     if (at_query < s.queries)
                         of_query = {((const A *)work.logsumexp)[row], ((const A *)work.remainder)[row],
                                     ((const A *)work.delta)[row]};
                     return of_query;
                 };
                 if (plain) {
-                    const bool whole = sees_whole_tile(s, i, at.first);
+                    const bool whole = sees_whole_tile(s, i, TILE, at.first, TILE);
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
                         const int64_t at_query = i + column_in_tile(c);
-                        const SimtSeen seen(s, at_query, at.first, whole);
-                        const SimtRow<A> row = row_of_query(at_query);
+                        const SeenKeys seen(s, at_query, at.first, TILE, whole);
+                        const RowOfWeights<A> row = row_of_query(at_query);
 #pragma unroll
                         for (int r = 0; r < ROWS<A>; r++)
                             plain_gradient<A>(tile[r][c], gradient[r][c], seen.has(row_in_tile<A>(r)), A(p.scale), row,
@@ -698,112 +589,24 @@ __global__ void __launch_bounds__(THREADS<accumulate_type<T>>, (resident_blocks<
                             dropout_factors(factors, p, scores.head_index, at_query, at_key - e % 2, seed, offset);
                         gradient_of_score<T>(weights[row * WEIGHT_PITCH + column], slices[row * WEIGHT_PITCH + column],
                                              scores, at_query, at_key, row_of_query(at_query),
-                                             e % 2 ? factors[1] : factors[0], (T *)nullptr, (SimtSums<A> *)nullptr);
+                                             e % 2 ? factors[1] : factors[0], (T *)nullptr, (RowSums<A> *)nullptr);
                     }
                     load_tile(gradient, slices);
                 }
-                multiply_weights<T, HALVES>(sum_value, weights, grad_output + i * p.grad_output.row, p.grad_output.row,
-                                            s.queries - i, at.chunk * COLUMNS<HALVES>, p.value_dim, slices,
-                                            work.vectors);
+                multiply_weights<T>(sum_value, weights, grad_output + i * p.grad_output.row, p.grad_output.row,
+                                    s.queries - i, at.chunk * COLUMNS, p.value_dim, slices, work.vectors);
                 store_tile(weights, gradient);
-                multiply_weights<T, HALVES>(sum_key, weights, query + i * p.query.row, p.query.row, s.queries - i,
-                                            at.chunk * COLUMNS<HALVES>, p.head_dim, slices, work.vectors);
+                multiply_weights<T>(sum_key, weights, query + i * p.query.row, p.query.row, s.queries - i,
+                                    at.chunk * COLUMNS, p.head_dim, slices, work.vectors);
             }
         }
-        store_result<T, HALVES>(rows_of<T>(work.result, p.grad_key, at.batch, at.head) +
-                                    (s.first_key + at.first) * p.grad_key.row,
-                                p.grad_key.row, keys, at.chunk * COLUMNS<HALVES>, p.head_dim, sum_key, A(p.scale));
-        store_result<T, HALVES>(rows_of<T>(work.second_result, p.grad_value, at.batch, at.head) +
-                                    (s.first_key + at.first) * p.grad_value.row,
-                                p.grad_value.row, keys, at.chunk * COLUMNS<HALVES>, p.value_dim, sum_value, A(1));
+        store_result<T>(rows_of<T>(work.result, p.grad_key, at.batch, at.head) +
+                            (s.first_key + at.first) * p.grad_key.row,
+                        p.grad_key.row, keys, at.chunk * COLUMNS, p.head_dim, sum_key, A(p.scale));
+        store_result<T>(rows_of<T>(work.second_result, p.grad_value, at.batch, at.head) +
+                            (s.first_key + at.first) * p.grad_value.row,
+                        p.grad_value.row, keys, at.chunk * COLUMNS, p.value_dim, sum_value, A(1));
     }
-}
-
-// Of the kernels without tiles.
-static constexpr int PLAIN_THREADS = 256;
-
-// Of all weights: a thread has two keys, j even and j + 1, of a query.
-template <typename T>
-__global__ void __launch_bounds__(PLAIN_THREADS)
-    attention_dropout_factors_kernel(T *factors, const __grid_constant__ cuda_ops_attention p)
-{
-    typedef accumulate_type<T> A;
-    const uint64_t seed = cuda_ops_philox_seed(p.philox), offset = cuda_ops_philox_offset(p.philox);
-    const int64_t pairs = ceil_div(p.keys, 2), rows = p.batch * p.heads * p.queries;
-    for (int64_t at = global_thread_index(); at < rows * pairs; at += global_thread_count()) {
-        const int64_t row = at / pairs, j = at % pairs * 2;
-        A both[2];
-        dropout_factors(both, p, row / p.queries, row % p.queries, j, seed, offset);
-        T *const to = factors + row * p.keys + j;
-        to[0] = store_from_accumulate<T>(both[0]);
-        if (j + 1 < p.keys)
-            to[1] = store_from_accumulate<T>(both[1]);
-    }
-}
-
-extern "C" cuda_ops_status cuda_ops_attention_dropout_factors_cuda(void *factors, const cuda_ops_attention *call,
-                                                                   cuda_ops_dtype dtype, cuda_ops_stream stream)
-{
-    const cuda_ops_attention &p = *call;
-    if (p.batch < 0 || p.heads < 0 || p.queries < 0 || p.keys < 0 || !(p.dropout >= 0 && p.dropout <= 1))
-        return CUDA_OPS_INVALID_ARGUMENT;
-    const int64_t pairs = p.batch * p.heads * p.queries * ceil_div(p.keys, 2);
-    if (pairs == 0)
-        return CUDA_OPS_SUCCESS;
-    CUDA_OPS_DISPATCH(
-        dtype, T,
-        attention_dropout_factors_kernel<T>
-        <<<clamp_grid(ceil_div(pairs, PLAIN_THREADS)), PLAIN_THREADS, 0, (cudaStream_t)stream>>>((T *)factors, p);
-        return launch_status());
-    return CUDA_OPS_UNSUPPORTED_DTYPE;
-}
-
-// A warp a row.
-template <typename T>
-__global__ void __launch_bounds__(PLAIN_THREADS)
-    attention_delta_kernel(accumulate_type<T> *delta, const T *grad_output, const T *output,
-                           const accumulate_type<T> *grad_logsumexp, cuda_ops_attention_strides grad_output_strides,
-                           cuda_ops_attention_strides output_strides, int64_t rows, int64_t heads, int64_t queries,
-                           int64_t elements)
-{
-    typedef accumulate_type<T> A;
-    const int lane = threadIdx.x % WARP_SIZE;
-    for (int64_t row = global_thread_index() / WARP_SIZE; row < rows; row += global_thread_count() / WARP_SIZE) {
-        const int64_t i = row % queries, head = row / queries % heads, batch = row / queries / heads;
-        const T *const g =
-            rows_of<T>((const void *)grad_output, grad_output_strides, batch, head) + i * grad_output_strides.row;
-        const T *const o = rows_of<T>((const void *)output, output_strides, batch, head) + i * output_strides.row;
-        A sum = 0;
-        for (int64_t d = lane; d < elements; d += WARP_SIZE)
-            sum += load_as_accumulate(g[d]) * load_as_accumulate(o[d]);
-        sum = warp_sum(sum);
-        if (lane == 0)
-            delta[row] = sum - (grad_logsumexp ? grad_logsumexp[row] : A(0));
-    }
-}
-
-template <typename T>
-static cuda_ops_status launch_delta(void *delta, const AttentionCall &call)
-{
-    typedef accumulate_type<T> A;
-    const cuda_ops_attention &p = call.problem;
-    const int64_t rows = attention_rows(p), queries = p.sequences.query_starts ? p.sequences.query_rows : p.queries;
-    attention_delta_kernel<T><<<clamp_grid(ceil_div(rows, PLAIN_THREADS / WARP_SIZE)), PLAIN_THREADS, 0, call.stream>>>(
-        (A *)delta, (const T *)call.grad_output, (const T *)call.output, (const A *)call.grad_logsumexp, p.grad_output,
-        p.output, rows, p.heads, queries, p.value_dim);
-    return launch_status();
-}
-
-cuda_ops_status attention_delta(void *delta, const AttentionCall &call)
-{
-    CUDA_OPS_DISPATCH(call.dtype, T, return launch_delta<T>(delta, call));
-    return CUDA_OPS_UNSUPPORTED_DTYPE;
-}
-
-// Three numbers a row: delta, and what grad_query's kernel has mended for that of grad_key and grad_value.
-int64_t attention_simt_workspace(const AttentionCall &call, const Device &)
-{
-    return call.backward ? attention_rows(call.problem) * (call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4) * 3 : 0;
 }
 
 static bool are_fours(const void *tensor, const cuda_ops_attention_strides &strides, int64_t size)
@@ -814,11 +617,11 @@ static bool are_fours(const void *tensor, const cuda_ops_attention_strides &stri
 
 template <typename A>
 static cuda_ops_status launch(void (*kernel)(SimtWork), SimtWork &work, int64_t heads, int64_t rows, int64_t columns,
-                              int halves, size_t more_bytes, cudaStream_t stream)
+                              size_t more_bytes, cudaStream_t stream)
 {
     const size_t bytes = (SLICES + TILE * WEIGHT_PITCH) * sizeof(A) + more_bytes;
     work.tiles = ceil_div(rows, TILE);
-    work.chunks = columns > halves * TILE ? ceil_div(columns, halves * TILE) : 1;
+    work.chunks = columns > COLUMNS ? ceil_div(columns, COLUMNS) : 1;
     work.blocks = work.p.batch * heads * work.tiles * work.chunks;
     if (work.blocks == 0)
         return CUDA_OPS_SUCCESS;
@@ -828,17 +631,16 @@ static cuda_ops_status launch(void (*kernel)(SimtWork), SimtWork &work, int64_t 
     return launch_status();
 }
 
-template <typename T, int HALVES>
+template <typename T>
 static cuda_ops_status forward(SimtWork &work, const AttentionCall &call)
 {
     typedef accumulate_type<T> A;
     const cuda_ops_attention &p = call.problem;
     work.result = call.output, work.logsumexp_result = call.logsumexp, work.state = call.state;
-    return launch<A>(attention_simt_forward_kernel<T, HALVES>, work, p.heads, p.queries, p.value_dim, HALVES, 0,
-                     call.stream);
+    return launch<A>(attention_simt_forward_kernel<T>, work, p.heads, p.queries, p.value_dim, 0, call.stream);
 }
 
-template <typename T, int HALVES>
+template <typename T>
 static cuda_ops_status backward(SimtWork &work, const AttentionCall &call)
 {
     typedef accumulate_type<T> A;
@@ -848,41 +650,30 @@ static cuda_ops_status backward(SimtWork &work, const AttentionCall &call)
     work.delta = call.workspace;
     work.mended_delta = (A *)call.workspace + rows, work.remainder = (A *)call.workspace + 2 * rows;
     work.vectors = work.vectors && are_fours(call.grad_output, p.grad_output, sizeof(T));
-    cuda_ops_status status = launch_delta<T>(call.workspace, call);
+    cuda_ops_status status = attention_delta(call.workspace, call);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     work.result = call.grad_query, work.grad_mask = call.grad_mask;
-    const size_t bytes = TILE * sizeof(SimtRow<A>) + THREADS<A> * ROWS<A> * sizeof(SimtSums<A>);
-    status = launch<A>(attention_simt_grad_query_kernel<T, HALVES>, work, p.heads, p.queries, p.head_dim, HALVES, bytes,
-                       call.stream);
+    const size_t bytes = TILE * sizeof(RowOfWeights<A>) + THREADS<A> * ROWS<A> * sizeof(RowSums<A>);
+    status = launch<A>(attention_simt_grad_query_kernel<T>, work, p.heads, p.queries, p.head_dim, bytes, call.stream);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     work.delta = work.mended_delta;
     work.result = call.grad_key, work.second_result = call.grad_value;
-    return launch<A>(attention_simt_grad_key_value_kernel<T, HALVES>, work, p.key_heads, p.keys,
-                     p.head_dim > p.value_dim ? p.head_dim : p.value_dim, HALVES, 0, call.stream);
+    return launch<A>(attention_simt_grad_key_value_kernel<T>, work, p.key_heads, p.keys,
+                     p.head_dim > p.value_dim ? p.head_dim : p.value_dim, 0, call.stream);
 }
 
 template <typename T>
-static cuda_ops_status simt(const AttentionCall &call)
+static cuda_ops_status launch_attention(const AttentionCall &call)
 {
     const cuda_ops_attention &p = call.problem;
-    const bool is_float = sizeof(T) == 4;
-    const int64_t columns = p.head_dim > p.value_dim ? p.head_dim : p.value_dim;
     SimtWork work = {};
     work.p = p;
     work.query = call.query, work.key = call.key, work.value = call.value;
     work.vectors = are_fours(call.query, p.query, sizeof(T)) && are_fours(call.key, p.key, sizeof(T)) &&
                    are_fours(call.value, p.value, sizeof(T));
-    // Of up to 64 columns half of the sums: more blocks are resident. The other dtypes have faster paths.
-    if constexpr (is_float)
-        if (columns <= TILE)
-            return call.backward ? backward<T, 1>(work, call) : forward<T, 1>(work, call);
-    return call.backward ? backward<T, 2>(work, call) : forward<T, 2>(work, call);
+    return call.backward ? backward<T>(work, call) : forward<T>(work, call);
 }
 
-cuda_ops_status attention_simt(const AttentionCall &call, const Device &)
-{
-    CUDA_OPS_DISPATCH(call.dtype, T, return simt<T>(call));
-    return CUDA_OPS_UNSUPPORTED_DTYPE;
-}
+#endif
