@@ -103,8 +103,8 @@ cuda_ops_status cuda_ops_conv2d_backward_bias_cpu(void *grad_bias, const void *g
  * current device; all others do what they can. */
 typedef enum cuda_ops_conv2d_path {
     CUDA_OPS_CONV2D_FASTEST = 0,
-    CUDA_OPS_CONV2D_SIMT = 1, /* implicit GEMM on CUDA cores: everything */
-    CUDA_OPS_CONV2D_SM90 = 2, /* implicit GEMM on Hopper's tensor cores: halves and TF32, channels_last, one group */
+    CUDA_OPS_CONV2D_SIMT = 1,         /* implicit GEMM on CUDA cores: everything */
+    CUDA_OPS_CONV2D_SM90 = 2,         /* implicit GEMM on Hopper's tensor cores: halves and TF32, channels_last */
     CUDA_OPS_CONV2D_GEMM_1X1 = 3,     /* 1x1 kernels as a product of matrices: channels_last, one group */
     CUDA_OPS_CONV2D_SM90_HALO = 4,    /* as SM90, for few channels: a tile with its halo serves all taps; stride 1 */
     CUDA_OPS_CONV2D_FEW_CHANNELS = 5, /* one to four input channels, one group; all dtypes but float64 */
