@@ -49,6 +49,9 @@ static const ConvPath PATHS[] = {
      sm90_is_fast, conv2d_sm90_workspace, conv2d_sm90},
     {CUDA_OPS_CONV2D_MMA, "mma", "conv2d/mma/", "conv2d_mma_forward_kernel conv2d_mma_backward_weight_kernel",
      conv2d_mma_supports, nullptr, conv2d_mma_workspace, conv2d_mma},
+    {CUDA_OPS_CONV2D_PADDED, "padded", "conv2d/padded.cu",
+     "conv2d_pad_channels_last_kernel conv2d_pad_channels_contiguous_kernel", conv2d_padded_supports,
+     conv2d_padded_is_fast, conv2d_padded_workspace, conv2d_padded},
     {CUDA_OPS_CONV2D_WINOGRAD, "winograd", "conv2d/winograd/",
      "conv2d_winograd_image_kernel conv2d_winograd_weight_kernel conv2d_winograd_target_kernel "
      "conv2d_winograd_grad_weight_kernel",

@@ -69,6 +69,12 @@ Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device);
 
+// The three before, of copies whose channels are whole vectors (padded.cu).
+Answer conv2d_padded_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_padded_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_padded_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_padded(const ConvCall &call, ConvDevice device);
+
 // 1x1 convolutions as one matrix multiplication (gemm_1x1.cu).
 Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device);
