@@ -45,7 +45,7 @@ HOPELESS, HOST = 3, 3e-4  # times the choice's time, and seconds that an eager c
 SIMT, MMA, SM90, SM90_SKINNY, DIRECT, PADDED = 10, 11, 13, 14, 15, 16  # csrc/cuda/gemm/paths.h
 PADDED_SKINNY = 32
 NAMES = {SIMT: "simt", MMA: "mma", SM90: "sm90", SM90_SKINNY: "sm90_skinny", DIRECT: "direct", PADDED: "padded"}
-CONV_PATHS = ("simt", "mma", "sm90", "sm90_halo", "gemm_1x1", "few_channels", "depthwise", "winograd")
+CONV_PATHS = ("simt", "mma", "sm90", "sm90_halo", "gemm_1x1", "few_channels", "depthwise", "winograd", "padded")
 PASSES = {"forward": (), "gradient of input": (0,), "gradient of weight": (1,)}
 
 

@@ -19,6 +19,7 @@ FLAGS += ["-fsanitize=address,alignment", "-fno-sanitize-recover=all"]
 TILED = ("tiled", "convolve", "backward_weight", "winograd")  # those without wgmma
 TENSOR_CORES = ("bfloat16", "float16", "tf32")
 # The files of csrc/cuda that an op is made of, and how many cases a run of the suite takes.
+PADDED = "padded", "pad_channels", "relayout", "split_k"
 OPS = {
     "permute_contiguous": (["permute_contiguous"], 60),
     "concat": (["concat.cu"], 60),
@@ -40,6 +41,10 @@ OPS = {
         60,
     ),
     "winograd": (["conv2d/winograd"], 60),
+    "conv2d_padded": (
+        ["conv2d/mma", *(f"conv2d/{name}.cu" for name in PADDED), "transpose_images.cu"],
+        60,
+    ),
     "conv_bn_relu_pool": (
         [
             "conv_bn_relu_pool/one_channel",

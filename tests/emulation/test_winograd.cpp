@@ -90,7 +90,9 @@ static void winograd(int64_t number)
                      nullptr,
                      s,
                      CUDA_OPS_FLOAT32,
-                     nullptr};
+                     nullptr,
+                     0,
+                     0};
     const ConvDevice device = current_device();
     if (!conv2d_winograd_supports(call, device))
         fail("not supported: %s", conv2d_winograd_supports(call, device).why_not);

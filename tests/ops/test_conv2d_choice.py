@@ -42,6 +42,23 @@ def test_eight_channels_go_to_mma_where_the_halo_does_not_fit():
     assert chosen((8, 32, 30, 30), (16, 32, 7, 7))["forward"] != "mma"
 
 
+def test_groups_with_enough_channels_go_to_wgmma():
+    for image, weight in (((64, 896, 20, 20), (896, 128, 3, 3)), ((4, 1056, 28, 28), (1056, 264, 3, 3))):
+        groups = image[1] // weight[1]
+        assert set(chosen(image, weight, groups=groups, padding=1).values()) == {"sm90"}
+    # Slices of 64 channels would be mostly empty.
+    assert set(chosen((64, 256, 28, 28), (256, 8, 3, 3), groups=32, padding=1).values()) == {"mma"}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_odd_channels_are_padded_for_tensor_cores(channels_last):
+    half = {"dtype": torch.float16, "channels_last": channels_last, "padding": 1}
+    assert set(chosen((32, 516, 10, 10), (468, 516, 3, 3), **half).values()) == {"padded"}
+    assert set(chosen((128, 78, 28, 28), (130, 6, 3, 3), groups=13, **half).values()) == {"padded"}
+    # What the copies take, CUDA cores have done the sums in.
+    assert chosen((1, 5, 5, 5), (7, 5, 3, 3), **half)["forward"] == "simt"
+
+
 def test_few_channels_share_no_pixels_with_one_tap():
     tf32 = {"dtype": torch.float32, "tf32": True, "channels_last": False, "stride": 2}
     assert chosen((128, 3, 9, 9), (898, 3, 1, 1), **tf32)["forward"] == "simt"

@@ -32,6 +32,7 @@ CASES_OF_PATHS = {
     "simt": {name: set(range(12)) for name in PASSES},
     "sm90": {name: {*range(8), 10, 11} for name in PASSES},
     "mma": {name: {*range(8), 10, 11} for name in PASSES},
+    "padded": {name: {8, 9} for name in PASSES},
     "gemm_1x1": {name: {6, 11} for name in PASSES},
     "sm90_halo": {
         "forward": {0, 1, 2, 5, 6, 7, 10, 11},
@@ -100,7 +101,7 @@ def test_forced_paths(path, dtype, force, allow_tf32):
     """Each path takes what it says it takes, is right there, the same twice, and refuses the rest by name."""
     if path in ("sm90", "sm90_halo"):
         needs_hopper()
-    if path == "mma":
+    if path in ("mma", "padded"):
         needs_ampere()
     allow_tf32(True)
     force(path)
@@ -120,8 +121,10 @@ def test_forced_paths(path, dtype, force, allow_tf32):
                         call()
     for name in PASSES:
         # Twelve channels are a multiple of 16 bytes in float32 alone.
-        more = {8} if tf32 and path in ("sm90", "sm90_halo", "mma") and CASES_OF_PATHS[path][name] else set()
-        assert taken[name] == CASES_OF_PATHS[path][name] | more, name
+        whole = {8} if tf32 else set()
+        more = whole if path in ("sm90", "sm90_halo", "mma") and CASES_OF_PATHS[path][name] else set()
+        fewer = whole if path == "padded" else set()
+        assert taken[name] == (CASES_OF_PATHS[path][name] | more) - fewer, name
 
 
 # Few tiles and long sums, which simt cuts into parts. With a stride of two and padding the first stride phase has the
@@ -191,14 +194,16 @@ STRIDED_CASES = [
     ((1, 32, 32, (20, 20), (3, 3), (3, 2), (2, 1), (2, 3)), 1, True),  # dilation with strides
     ((9, 264, 136, (15, 14), (5, 5), (2, 2), (2, 2), (1, 1)), 1, True),  # several tiles of rows and columns
     ((2, 16, 16, (6, 5), (2, 2), (5, 7), (0, 1), (1, 1)), 1, False),  # strides beyond the kernel and the input
-    ((3, 48, 96, (11, 12), (3, 3), (1, 1), (1, 1), (1, 1)), 3, False),
-    ((2, 64, 64, (9, 10), (3, 2), (2, 1), (1, 1), (1, 1)), 8, False),  # groups of one 16-byte vector
+    ((3, 48, 96, (11, 12), (3, 3), (1, 1), (1, 1), (1, 1)), 3, True),
+    ((2, 64, 64, (9, 10), (3, 2), (2, 1), (1, 1), (1, 1)), 8, True),  # groups of one 16-byte vector
+    ((2, 384, 256, (9, 8), (3, 3), (1, 1), (1, 1), (1, 1)), 2, True),  # of whole rows of 128 bytes
+    ((1, 456, 480, (8, 9), (3, 3), (2, 2), (1, 1), (1, 2)), 19, True),  # of parts of them, in several launches
     (
         (2, 8, 21, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1)),
         1,
         False,
     ),  # output channels that fill no vector: forward
-    ((2, 21, 8, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1)), 1, False),  # and of input channels: backward_input
+    ((2, 21, 8, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1)), 1, True),  # and of input channels: backward_input
     (
         (1, 8, 8, (30, 300), (3, 3), (1, 1), (200, 1), (100, 1)),
         1,
@@ -228,6 +233,77 @@ def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype
                 tolerance = 1e-3 if dtype == torch.float32 else TOLERANCE[dtype]
                 assert_close(result, expected, tolerance, f"{name} {case} of {groups} groups")
                 assert torch.equal(result, call())
+
+
+# Channels of a group that are no whole vectors of 16 bytes, and the groups.
+ODD_CHANNELS = [
+    ((2, 13, 27, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1)), 1),
+    ((3, 78, 130, (9, 7), (3, 2), (2, 1), (1, 0), (1, 2)), 13),
+    ((2, 132, 396, (8, 8), (3, 3), (2, 2), (1, 1), (1, 1)), 4),
+    ((1, 514, 470, (6, 6), (3, 3), (1, 1), (1, 1), (1, 1)), 1),
+    ((5, 18, 45, (12, 5), (1, 1), (2, 3), (0, 0), (1, 1)), 9),
+    ((40, 70, 66, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1)), 2),  # splits of k
+]
+
+
+@pytest.mark.parametrize("formats", itertools.product(FORMATS, FORMATS), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("case", "groups"), ODD_CHANNELS, ids=str)
+def test_odd_channels_of_any_format(case, groups, dtype, formats, force, allow_tf32):
+    needs_ampere()
+    allow_tf32(True)
+    force("padded")
+    batch, inputs, outputs, size, kernel, stride, padding, dilation = case
+    x = Make("cuda", dtype)(batch, inputs, *size).to(memory_format=formats[0])
+    w = Make("cuda", dtype, seed=1)(outputs, inputs // groups, *kernel)
+    leaves = [t.double().cpu().contiguous().requires_grad_() for t in (x, w)]
+    expected = native(*leaves, None, stride, padding, dilation, groups)
+    g = Make("cuda", dtype, seed=2)(*expected.shape).to(memory_format=formats[1])
+    grads = torch.autograd.grad(expected, leaves, g.double().cpu())
+    parameters = stride, (padding[0], padding[0], padding[1], padding[1]), dilation, groups
+    calls = [
+        lambda: ops.conv2d_forward(x, w, None, *parameters),
+        lambda: ops.conv2d_backward_input(g, w, x.shape, is_channels_last(x), *parameters),
+        lambda: ops.conv2d_backward_weight(g, x, w.shape, False, *parameters),
+    ]
+    for name, call, wanted in zip(PASSES, calls, (expected.detach(), *grads), strict=True):
+        result = call()
+        assert_close(result, wanted, 1e-3 if dtype == torch.float32 else TOLERANCE[dtype], f"{name} {case}")
+        assert torch.equal(result, call())
+
+
+@pytest.mark.parametrize("path", ["sm90", "mma", "padded"])
+def test_groups_keep_their_nan(path, force):
+    """Neither slices of k that end beyond a group nor padding multiply another group's values, even by zero."""
+    needs_hopper() if path == "sm90" else needs_ampere()
+    force(path)
+    widths = (18, 35) if path == "padded" else (24, 40)
+    groups, size, parameters = 5, (9, 9), ((1, 1), (1, 1, 1, 1), (1, 1), 5)
+    make = Make("cuda", torch.float16)
+    tensors = [
+        make(2, groups * widths[0], *size).to(memory_format=torch.channels_last),
+        make(groups * widths[1], widths[0], 3, 3).to(memory_format=torch.channels_last),
+        make(2, groups * widths[1], *size).to(memory_format=torch.channels_last),
+    ]
+
+    def results():
+        x, w, g = tensors
+        return [
+            ops.conv2d_forward(x, w, None, *parameters).split(widths[1], 1),
+            ops.conv2d_backward_input(g, w, x.shape, True, *parameters).split(widths[0], 1),
+            ops.conv2d_backward_weight(g, x, w.shape, True, *parameters).split(widths[1], 0),
+        ]
+
+    clean = results()
+    for which, (tensor, width, axis) in enumerate(zip(tensors, (*widths, widths[1]), (1, 0, 1), strict=True)):
+        for spoilt in range(groups):
+            part = tensor.narrow(axis, spoilt * width, width)
+            before = part.clone()
+            part.fill_(torch.nan)
+            for name, mine, now in zip(PASSES, clean, results(), strict=True):
+                for group in range(groups):
+                    assert group == spoilt or torch.equal(mine[group], now[group]), f"{name}, tensor {which}"
+            part.copy_(before)
 
 
 @pytest.mark.parametrize(
@@ -318,10 +394,17 @@ def test_choice_of_path(allow_tf32):
             tf32_weight = dtype == torch.float32 and name == "backward_weight"
             assert path(dtype, 256, 256, 14, 1, name) == ("sm90" if tf32_weight else "gemm_1x1")
             assert path(dtype, 64, 256, 14, 1, name) == "gemm_1x1"
-            # Of CUDA cores: sums of so few images are made in parts where Winograd's would be few.
-            cores = "winograd" if dtype == torch.float32 and name == "backward_weight" else "simt"
-            assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else cores)
-            assert path(dtype, 256, 64, 14, 3, name, groups=2) == "mma"
+            # Of CUDA cores: sums of so few images are made in parts where Winograd's would be few. The gradient of
+            # input reads whole vectors; that of weight is worth a copy in halves.
+            by_name = {"forward": "simt", "backward_input": "sm90", "backward_weight": "padded"}
+            if dtype == torch.float32:
+                by_name["backward_weight"] = "winograd"
+            assert path(dtype, 255, 64, 14, 3, name) == by_name[name]
+            if dtype != torch.float32:
+                assert path(dtype, 255, 64, 56, 3, name) == ("sm90" if name == "backward_input" else "padded")
+            assert path(dtype, 256, 64, 14, 3, name, groups=2) == "sm90"
+            if name != "backward_weight":
+                assert path(dtype, 256, 256, 14, 3, name, groups=32) == "mma"
             assert path(dtype, 256, 64, 14, 3, name, stride=2) == "sm90"
             # Images in the other format are copied where tensor cores save more than that takes.
             contiguous = path(dtype, 256, 64, 14, 3, name, torch.contiguous_format)

@@ -163,6 +163,10 @@ def run_tensor_cores(path):
     if path in ("gemm_1x1", "sm90", "mma"):
         for dtype, kernel, groups in itertools.product(DTYPES, [1, 3], [1, 3]):
             run_conv_path(path, dtype, (24, 168), kernel, groups=groups, stride=2)
+    if path == "padded":
+        formats = torch.contiguous_format, torch.channels_last
+        for dtype, groups, memory_format in itertools.product(DTYPES, [1, 3], formats):
+            run_conv_path(path, dtype, (21, 69), 3, memory_format=memory_format, groups=groups, stride=2)
 
 
 # Sizes whose rows are whole 16-byte vectors, and others; in either memory format.
@@ -253,7 +257,7 @@ def run_mnist_step():
 
 
 CASES = {spec.name: functools.partial(run_spec, spec) for spec in load_specs()}
-for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma"):
+for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma", "padded"):
     CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
 CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
 CASES |= {"sgd": run_optimizer, "adam": run_adam, "clip_grad_norm": run_clip_grad_norm}

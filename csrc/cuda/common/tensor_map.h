@@ -42,6 +42,9 @@ struct PixelGrid {
 bool pixel_map_possible(const PixelGrid &grid, const void *images, int64_t element_size);
 bool make_pixel_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32,
                     const PixelGrid &grid, int channels, int pixels);
+// The same of some of a pixel's channels, whose pixels are `pixel_stride` elements apart, a multiple of 16 bytes.
+bool make_group_pixel_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32,
+                          const PixelGrid &grid, int64_t pixel_stride, int channels, int pixels);
 // A map of channels_last images in boxes of box_height x box_width pixels, which may begin out of bounds, and of each
 // box_channels channels, SWIZZLE_ROW bytes, swizzled over as much. Out of bounds as above. False as above.
 bool make_image_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32, int64_t batch,

@@ -181,13 +181,21 @@ bool pixel_map_possible(const PixelGrid &g, const void *images, int64_t element_
 bool make_pixel_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32, const PixelGrid &g,
                     int channels, int pixels)
 {
+    return make_group_pixel_map(map, images, dtype, round_to_tf32, g, g.channels, channels, pixels);
+}
+
+bool make_group_pixel_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32,
+                          const PixelGrid &g, int64_t pixel_stride, int channels, int pixels)
+{
     static const EncodeIm2col encode_im2col = (EncodeIm2col)find_in_driver("cuTensorMapEncodeIm2col");
     const int64_t element_size = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
-    if (!encode_im2col || !pixel_map_possible(g, images, element_size))
+    PixelGrid all = g;
+    all.channels = pixel_stride;
+    if (!encode_im2col || g.channels < 1 || g.channels > pixel_stride || !pixel_map_possible(all, images, element_size))
         return false;
     const cuuint64_t sizes[4] = {(cuuint64_t)g.channels, (cuuint64_t)g.width, (cuuint64_t)g.height,
                                  (cuuint64_t)g.images};
-    const cuuint64_t pitch = g.channels * element_size;
+    const cuuint64_t pitch = pixel_stride * element_size;
     const cuuint64_t pitches[3] = {pitch, pitch * g.width, pitch * g.width * g.height};
     const int first[2] = {(int)g.start_x, (int)g.start_y};
     const int last[2] = {(int)last_offset(g.start_x, g.step_x, g.grid_width, g.width),

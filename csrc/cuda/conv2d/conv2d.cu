@@ -10,10 +10,14 @@
 #include "conv2d/paths.h"
 
 // sm90's slices of k are of one tap and 128 bytes of channels. Where there are no more than 16, seven eighths of its
-// products are of zeros; the mma path leaves no gaps between taps.
+// products are of zeros; the mma path leaves no gaps between taps. With groups, slices and tiles end with each of them.
 static Answer sm90_is_fast(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (s.groups > 1 && conv2d_mma_supports(call, device))
+        return conv2d_sm90_microseconds(call, device) <= conv2d_mma_microseconds(call, device)
+                   ? YES
+                   : no("groups have so few channels that mma's smaller slices and tiles take less time");
     const int64_t summed = call.pass == CUDA_OPS_CONV2D_FORWARD ? s.in_channels : s.out_channels;
     const int64_t bytes = summed * (call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2);
     return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT || bytes > 16 || s.kernel_height * s.kernel_width == 1 ||
@@ -45,6 +49,9 @@ static const ConvPath PATHS[] = {
      sm90_is_fast, conv2d_sm90_workspace, conv2d_sm90},
     {CUDA_OPS_CONV2D_MMA, "mma", "conv2d/mma/", "conv2d_mma_forward_kernel conv2d_mma_backward_weight_kernel",
      conv2d_mma_supports, nullptr, conv2d_mma_workspace, conv2d_mma},
+    {CUDA_OPS_CONV2D_PADDED, "padded", "conv2d/padded.cu",
+     "conv2d_pad_channels_last_kernel conv2d_pad_channels_contiguous_kernel", conv2d_padded_supports,
+     conv2d_padded_is_fast, conv2d_padded_workspace, conv2d_padded},
     {CUDA_OPS_CONV2D_WINOGRAD, "winograd", "conv2d/winograd/",
      "conv2d_winograd_image_kernel conv2d_winograd_weight_kernel conv2d_winograd_target_kernel "
      "conv2d_winograd_grad_weight_kernel",
@@ -209,7 +216,7 @@ extern "C" cuda_ops_status cuda_ops_conv2d_forward_cuda(void *output, const void
     if (sizes->batch * sizes->out_channels * sizes->out_height * sizes->out_width == 0)
         return CUDA_OPS_SUCCESS;
     return launch_first(
-        {CUDA_OPS_CONV2D_FORWARD, output, input, weight, nullptr, bias, workspace, *sizes, dtype, stream}, path);
+        {CUDA_OPS_CONV2D_FORWARD, output, input, weight, nullptr, bias, workspace, *sizes, dtype, stream, 0, 0}, path);
 }
 
 extern "C" cuda_ops_status cuda_ops_conv2d_backward_input_cuda(void *grad_input, const void *grad_output,
@@ -223,7 +230,7 @@ extern "C" cuda_ops_status cuda_ops_conv2d_backward_input_cuda(void *grad_input,
     if (sizes->batch * sizes->in_channels * sizes->in_height * sizes->in_width == 0)
         return CUDA_OPS_SUCCESS;
     return launch_first({CUDA_OPS_CONV2D_BACKWARD_INPUT, grad_input, nullptr, weight, grad_output, nullptr, workspace,
-                         *sizes, dtype, stream},
+                         *sizes, dtype, stream, 0, 0},
                         path);
 }
 
@@ -238,6 +245,6 @@ extern "C" cuda_ops_status cuda_ops_conv2d_backward_weight_cuda(void *grad_weigh
     if (sizes->out_channels * sizes->in_channels == 0)
         return CUDA_OPS_SUCCESS;
     return launch_first({CUDA_OPS_CONV2D_BACKWARD_WEIGHT, grad_weight, input, nullptr, grad_output, nullptr, workspace,
-                         *sizes, dtype, stream},
+                         *sizes, dtype, stream, 0, 0},
                         path);
 }

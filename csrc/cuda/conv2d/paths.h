@@ -19,6 +19,7 @@ struct ConvCall {
     cuda_ops_conv2d_sizes sizes;
     cuda_ops_dtype dtype;
     cudaStream_t stream;
+    int64_t weight_outs, weight_channels; // of a group, where images are copied with more (padded.cu); 0: the sizes'
 };
 
 typedef Device ConvDevice;
@@ -44,6 +45,7 @@ static constexpr Answer CONV_NEEDS_TENSOR_CORES = {"takes float16 and bfloat16, 
 static constexpr Answer CONV_NEEDS_ONE_GROUP = {"takes one group"};
 static constexpr Answer CONV_NEEDS_CHANNELS_LAST = {"input and output are not both channels_last"};
 static constexpr Answer CONV_NEEDS_VECTORS = {"a pixel's channels are not whole aligned vectors of 16 bytes"};
+static constexpr Answer CONV_NEEDS_GROUPS_OF_VECTORS = {"a group's channels are not whole aligned vectors of 16 bytes"};
 static constexpr Answer CONV_IS_LARGE = {"a size is beyond its limits"};
 
 // Implicit GEMM on CUDA cores, takes everything (simt.cu).
@@ -67,6 +69,12 @@ Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device);
 
+// The three before, of copies whose channels are whole vectors (padded.cu).
+Answer conv2d_padded_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_padded_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_padded_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_padded(const ConvCall &call, ConvDevice device);
+
 // 1x1 convolutions as one matrix multiplication (gemm_1x1.cu).
 Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device);
@@ -79,9 +87,12 @@ Answer conv2d_winograd_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_winograd_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_winograd(const ConvCall &call, ConvDevice device);
 
-// The times that Winograd and simt are expected to take in float32; Winograd's, where it supports the call.
+// The times that paths are expected to take; simt's in float32 and the halves, Winograd's in float32. Of other paths than
+// simt, where they support the call.
 double conv2d_winograd_microseconds(const ConvCall &call, ConvDevice device);
 double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device);
+double conv2d_sm90_microseconds(const ConvCall &call, ConvDevice device);
+double conv2d_mma_microseconds(const ConvCall &call, ConvDevice device);
 
 // One to four input channels (few_channels/forward_sm80.cu).
 Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);

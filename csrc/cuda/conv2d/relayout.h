@@ -23,23 +23,38 @@ static inline bool conv2d_images_are_channels_last(const cuda_ops_conv2d_sizes &
            conv2d_is_channels_last(s.output_channels_last, s.out_channels, s.out_height, s.out_width);
 }
 
-// to[a][t][b] = from[a * a_stride + t * t_stride + b * b_stride], rows of `to` `pitch` elements apart.
+// Whether the weight is in the order that tensor-core paths take, and has as many channels as the images.
+static inline bool conv2d_weight_is_ready(const ConvCall &call)
+{
+    return conv2d_weight_is_channels_last(call.sizes) && call.weight_outs == 0;
+}
+
+// An axis of `to` of groups of `group`, of which the first `taken` are there in `from`, `stride` elements apart. The
+// others are zero.
+struct RelayoutAxis {
+    int64_t extent, group, taken, stride;
+};
+
+// to[a][t][b] = from[a][t][b], rows of `to` `pitch` elements apart.
 struct Relayout {
-    int64_t a, t, b; // extents
-    int64_t a_stride, t_stride, b_stride;
-    int64_t pitch;
+    RelayoutAxis a, b;
+    int64_t t, t_stride, pitch;
 };
 cuda_ops_status conv2d_relayout(void *to, const void *from, const Relayout &relayout, cuda_ops_dtype dtype,
                                 cudaStream_t stream);
 
 // The weight of any order as [o][tap][c], or transposed as [c][tap][o].
-static inline Relayout conv2d_weight_relayout(const cuda_ops_conv2d_sizes &s, bool transposed)
+static inline Relayout conv2d_weight_relayout(const ConvCall &call, bool transposed)
 {
-    const int64_t c = s.in_channels / s.groups, o = s.out_channels, taps = s.kernel_height * s.kernel_width;
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const int64_t channels = s.in_channels / s.groups, outs = s.out_channels / s.groups;
+    const int64_t c = call.weight_outs ? call.weight_channels : channels,
+                  o = call.weight_outs ? call.weight_outs : outs;
+    const int64_t taps = s.kernel_height * s.kernel_width;
     const bool last = conv2d_weight_is_channels_last(s);
-    const int64_t o_stride = taps * c, tap_stride = last ? c : 1, c_stride = last ? 1 : taps;
-    return transposed ? Relayout{c, taps, o, c_stride, tap_stride, o_stride, o}
-                      : Relayout{o, taps, c, o_stride, tap_stride, c_stride, c};
+    const RelayoutAxis rows = {s.out_channels, outs, o, taps * c}, columns = {channels, channels, c, last ? 1 : taps};
+    return transposed ? Relayout{columns, rows, taps, last ? c : 1, s.out_channels}
+                      : Relayout{rows, columns, taps, last ? c : 1, channels};
 }
 
 static inline size_t conv2d_round_to_256(int64_t bytes)

@@ -39,12 +39,14 @@ __global__ void conv2d_sum_splits_kernel(T *output, const accumulate_type<T> *pa
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    conv2d_sum_weight_splits_kernel(T *weight, const float *partial, int64_t outs, int64_t taps, int64_t channels,
-                                    int64_t padded_channels, int64_t splits, int channels_last)
+    conv2d_sum_weight_splits_kernel(T *weight, const float *partial, int64_t outs, int64_t group, int64_t group_taken,
+                                    int64_t taps, int64_t channels, int64_t padded_channels, int64_t splits,
+                                    int channels_last)
 {
     __shared__ float4 sums[WARPS][WARP_SIZE];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int64_t vectors = channels / 4, count = outs * taps * vectors, split_size = outs * taps * padded_channels;
+    const int64_t vectors = ceil_div(channels, 4), count = outs * taps * vectors,
+                  split_size = outs * taps * padded_channels;
     wait_for_predecessor();
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * WARP_SIZE; first < count; first += (int64_t)gridDim.x * WARP_SIZE) {
@@ -65,11 +67,14 @@ __global__ void __launch_bounds__(THREADS)
                 sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
             }
             const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-            const int64_t o = row / taps, tap = row - o * taps;
+            const int64_t padded = row / taps, tap = row - padded * taps, in = padded % group;
+            const int64_t o = padded / group * group_taken + in;
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                weight[channels_last ? row * channels + channel + i : (o * channels + channel + i) * taps + tap] =
-                    store_from_accumulate<T>(values[i]);
+                if (in < group_taken && channel + i < channels)
+                    weight[channels_last ? (o * taps + tap) * channels + channel + i
+                                         : (o * channels + channel + i) * taps + tap] =
+                        store_from_accumulate<T>(values[i]);
         }
         __syncthreads();
     }
@@ -85,15 +90,17 @@ cuda_ops_status conv2d_sum_splits(void *output, const void *partial, int64_t cou
     return launch_status();
 }
 
-cuda_ops_status conv2d_sum_weight_splits(void *weight, const float *partial, const cuda_ops_conv2d_sizes &s,
-                                         int64_t padded_channels, int64_t splits, cuda_ops_dtype dtype,
-                                         cudaStream_t stream)
+cuda_ops_status conv2d_sum_weight_splits(const ConvCall &call, const float *partial, int64_t padded_channels,
+                                         int64_t splits)
 {
-    const int64_t taps = s.kernel_height * s.kernel_width, channels = s.in_channels / s.groups;
-    const dim3 grid(clamp_grid(ceil_div(s.out_channels * taps * channels / 4, WARP_SIZE)));
-    CUDA_OPS_DISPATCH(dtype, T,
-                      launch_dependent(conv2d_sum_weight_splits_kernel<T>, grid, THREADS, 0, stream, (T *)weight,
-                                       partial, s.out_channels, taps, channels, padded_channels, splits,
-                                       (int)conv2d_weight_is_channels_last(s)));
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const int64_t taps = s.kernel_height * s.kernel_width, outs = s.out_channels / s.groups;
+    const int64_t channels = call.weight_outs ? call.weight_channels : s.in_channels / s.groups;
+    const int64_t outs_taken = call.weight_outs ? call.weight_outs : outs;
+    const dim3 grid(clamp_grid(ceil_div(s.out_channels * taps * ceil_div(channels, 4), WARP_SIZE)));
+    CUDA_OPS_DISPATCH(call.dtype, T,
+                      launch_dependent(conv2d_sum_weight_splits_kernel<T>, grid, THREADS, 0, call.stream,
+                                       (T *)call.result, partial, s.out_channels, outs, outs_taken, taps, channels,
+                                       padded_channels, splits, (int)conv2d_weight_is_channels_last(s)));
     return launch_status();
 }

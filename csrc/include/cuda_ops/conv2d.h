@@ -103,15 +103,16 @@ cuda_ops_status cuda_ops_conv2d_backward_bias_cpu(void *grad_bias, const void *g
  * current device; all others do what they can. */
 typedef enum cuda_ops_conv2d_path {
     CUDA_OPS_CONV2D_FASTEST = 0,
-    CUDA_OPS_CONV2D_SIMT = 1, /* implicit GEMM on CUDA cores: everything */
-    CUDA_OPS_CONV2D_SM90 = 2, /* implicit GEMM on Hopper's tensor cores: halves and TF32, channels_last, one group */
+    CUDA_OPS_CONV2D_SIMT = 1,         /* implicit GEMM on CUDA cores: everything */
+    CUDA_OPS_CONV2D_SM90 = 2,         /* implicit GEMM on Hopper's tensor cores: halves and TF32, channels_last */
     CUDA_OPS_CONV2D_GEMM_1X1 = 3,     /* 1x1 kernels as a product of matrices: channels_last, one group */
     CUDA_OPS_CONV2D_SM90_HALO = 4,    /* as SM90, for few channels: a tile with its halo serves all taps; stride 1 */
     CUDA_OPS_CONV2D_FEW_CHANNELS = 5, /* one to four input channels, one group; all dtypes but float64 */
     CUDA_OPS_CONV2D_DEPTHWISE = 6,    /* a group for each input channel */
     CUDA_OPS_CONV2D_MMA =
         7, /* implicit GEMM on the tensor cores of capability 8.0 on: halves and TF32, channels_last */
-    CUDA_OPS_CONV2D_WINOGRAD = 8 /* float32 with 3x3 kernels, stride 1, one group, where the sizes allow it */
+    CUDA_OPS_CONV2D_WINOGRAD = 8, /* float32 with 3x3 kernels, stride 1, one group, where the sizes allow it */
+    CUDA_OPS_CONV2D_PADDED = 9    /* SM90_HALO, SM90 or MMA of copies, where channels are no vectors of 16 bytes */
 } cuda_ops_conv2d_path;
 
 /* A path's name, such as "sm90_halo", which CUDA_OPS_CONV2D_PATH takes; NULL for a number without one. */

@@ -1,6 +1,6 @@
 // conv2d on the tensor cores from compute capability 8.0 on, by mma.sync: implicit GEMMs of channels_last tensors in
-// bf16, fp16 and TF32. On Hopper it takes what its own paths do not: groups, and kernels and strides beyond TMA's
-// limits.
+// bf16, fp16 and TF32. On Hopper it takes what its own paths do not: groups of few channels, and kernels and strides
+// beyond TMA's limits.
 //
 //   forward           output[pixel][o]   = sum over (tap, c) of input[pixel + tap][c] * weight[o][tap][c]
 //   backward_input    the same over grad_output with the weight as [c][tap][o], one product per stride phase
@@ -10,6 +10,8 @@
 // ring of four stages, 64 bytes of k deep, and writes zeros for the padding. k = (tap, channel) has no gaps: each
 // thread counts its own coordinate. Bound by loading fragments from shared memory and by address arithmetic: 0.16 to
 // 0.78 of cuDNN's wgmma kernels on an H200, 2.3 to 8.6 times the simt path (benchmarks/notes/conv2d.md).
+#include <math.h>
+
 #include "common/aligned_vector.cuh"
 #include "conv2d/mma/kernel.cuh"
 #include "conv2d/split_k.h"
@@ -52,7 +54,7 @@ static WeightPlan weight_plan(const ConvCall &call, ConvDevice device)
     splits = splits < 1 ? 1 : splits;
     plan.chunk = ceil_div(ceil_div(pixels, splits), depth) * depth;
     plan.splits = ceil_div(pixels, plan.chunk);
-    plan.sums_splits = plan.splits > 1 || !conv2d_weight_is_channels_last(s);
+    plan.sums_splits = plan.splits > 1 || !conv2d_weight_is_ready(call);
     return plan;
 }
 
@@ -60,7 +62,7 @@ static WeightPlan weight_plan(const ConvCall &call, ConvDevice device)
 static bool relayouts(const ConvCall &call)
 {
     return call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ||
-           (call.pass == CUDA_OPS_CONV2D_FORWARD && !conv2d_weight_is_channels_last(call.sizes));
+           (call.pass == CUDA_OPS_CONV2D_FORWARD && !conv2d_weight_is_ready(call));
 }
 
 Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device)
@@ -84,7 +86,7 @@ Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device)
     // cp.async copies 16-byte vectors, each of one pixel and one group.
     const bool input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT, forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     if ((!input && channels * element % 16 != 0) || (!forward && outs * element % 16 != 0))
-        return no("a group's channels are not whole aligned vectors of 16 bytes");
+        return CONV_NEEDS_GROUPS_OF_VECTORS;
     if (input && stride_phase_count(stride_phase_rows(s)) * stride_phase_count(stride_phase_columns(s)) > MOST_BLOCKS)
         return CONV_IS_LARGE;
     const void *const other = forward ? call.weight : call.output;
@@ -126,8 +128,7 @@ static cuda_ops_status backward_weight(const ConvCall &call, ConvDevice device)
     const cuda_ops_status status = conv2d_mma_backward_weight(work, plan.tile, grid, call.dtype, call.stream);
     if (status != CUDA_OPS_SUCCESS || !plan.sums_splits)
         return status;
-    return conv2d_sum_weight_splits(call.result, (const float *)call.workspace, s, work.channels, plan.splits,
-                                    call.dtype, call.stream);
+    return conv2d_sum_weight_splits(call, (const float *)call.workspace, work.channels, plan.splits);
 }
 
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
@@ -142,8 +143,8 @@ cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
     work.source = forward ? call.input : call.output;
     work.weight = call.weight, work.bias = call.bias, work.result = call.result;
     if (relayouts(call)) {
-        const cuda_ops_status status =
-            conv2d_relayout(call.workspace, call.weight, conv2d_weight_relayout(s, !forward), call.dtype, call.stream);
+        const cuda_ops_status status = conv2d_relayout(call.workspace, call.weight,
+                                                       conv2d_weight_relayout(call, !forward), call.dtype, call.stream);
         if (status != CUDA_OPS_SUCCESS)
             return status;
         work.weight = call.workspace;
@@ -196,4 +197,47 @@ cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
         return CUDA_OPS_INVALID_ARGUMENT;
     const dim3 grid((unsigned int)(tiles_m * work.tiles_n), (unsigned int)phase_count, (unsigned int)s.groups);
     return conv2d_mma_forward(work, tile, grid, call.dtype, call.stream);
+}
+
+double conv2d_mma_microseconds(const ConvCall &call, ConvDevice device)
+{
+    // On an H200, of a block with another one on its SM: 1024 of k in 16 bits, and prologue and epilogue; and of the
+    // kernels around the product to start, and bytes in one.
+    struct Times {
+        double sum, rest;
+    };
+    constexpr Times WIDE = {33, 4}, NARROW = {21, 3.5};
+    constexpr double START = 2, RELAYOUT_RATE = 1.5e6, SUM_RATE = 3e6;
+    if (device.multiprocessors < 1)
+        return 0;
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const int64_t channels = s.in_channels / s.groups, outs = s.out_channels / s.groups;
+    const int64_t taps = s.kernel_height * s.kernel_width, weight = s.out_channels * channels * taps;
+    const double element = (double)element_size(call);
+    double blocks, k, time = START;
+    int tile;
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT) {
+        const WeightPlan plan = weight_plan(call, device);
+        tile = plan.tile;
+        blocks = (double)(plan.tiles_m * plan.tiles_n * plan.splits * s.groups);
+        k = (double)plan.chunk;
+        if (plan.sums_splits)
+            time += START + (double)(plan.splits * weight) * 8 / SUM_RATE;
+    } else {
+        const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
+        const int64_t phases =
+            forward ? 1 : stride_phase_count(stride_phase_rows(s)) * stride_phase_count(stride_phase_columns(s));
+        const int64_t pixels =
+            forward ? s.batch * s.out_height * s.out_width
+                    : s.batch * ceil_div(s.in_height, s.stride_height) * ceil_div(s.in_width, s.stride_width);
+        const int64_t tiles_m = ceil_div(pixels, 128), columns = forward ? outs : channels;
+        tile = tile_of(columns, tiles_m * phases * s.groups, device);
+        blocks = (double)(tiles_m * ceil_div(columns, tile) * phases * s.groups);
+        k = (double)(taps * (forward ? channels : outs)) / (double)phases;
+        if (relayouts(call))
+            time += START + 2 * (double)weight * element / RELAYOUT_RATE;
+    }
+    const Times &t = tile == 128 ? WIDE : NARROW;
+    const double rounds = blocks / (2 * device.multiprocessors);
+    return time + (rounds < 4 ? ceil(rounds) : rounds) * (t.sum * k * element / 2 / 1024 + t.rest);
 }

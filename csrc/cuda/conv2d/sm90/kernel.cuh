@@ -21,9 +21,16 @@
 // Rows of B (channels of a tap) that one TMA copy of backward_weight_stride1 brings.
 static constexpr int SHIFTED_CHUNK = 32;
 
+// Products of all groups of channels. Those of a group have n columns, and tiles of them group_width, a multiple of a
+// cluster's; tiles are numbered as if the groups were side by side.
+struct GroupedGemmWork : GemmWork {
+    int groups, group_width;
+};
+
 // A product whose row m is pixel (v, u) of the grid and is stored to row result_y + v * stride_y of the result, column
-// alike. Its columns are whole 16-byte vectors.
-struct StridedGemmWork : GemmWork {
+// alike. by_vectors: a group's columns are whole 16-byte vectors; in TF32, of 8 bytes.
+struct StridedGemmWork : GroupedGemmWork {
+    int by_vectors;
     Divider by_width, by_height;
     int grid_width, grid_height;
     int result_height, result_width, result_y, result_x, stride_y, stride_x;
@@ -34,11 +41,17 @@ struct ConvWork {
     int grid_height, grid_width, start_y, start_x, step_y, step_x;
     Divider by_height, by_width; // the grid's
     int kernel_width, taps, dilation_y, dilation_x;
-    int first_tap, next_tap_y, next_tap_x; // indices of the taps in the weight
-    int chunks;                            // of channels: tiles' columns (backward_weight) or stages' depth
-    int last_offset_y, last_offset_x;      // mirrored: the offsets of tap 0
+    int first_tap, next_tap_y, next_tap_x, next_group; // matrices of the weight's map
+    int chunks;                                        // of channels: tiles' columns (backward_weight) or stages' depth
+    int last_offset_y, last_offset_x;                  // mirrored: the offsets of tap 0
     int mirrored;
-    int line, first_shift; // CONV_SHIFTED: pixels of a row of the grid; shift of the first row of taps
+    int line, first_shift;                 // CONV_SHIFTED: pixels of a row of the grid; shift of the first row of taps
+    int first_map, next_map, next_channel; // of the gathered operand: a group further on are other maps, or channels
+};
+
+// Maps of the operand A: one, or those of groups and stride phases, as many as there are.
+struct ConvMaps {
+    CUtensorMap a[MOST_MAPS];
 };
 
 // backward_input with a stride: the products of several stride phases in one launch, one after the other in the order
@@ -47,9 +60,6 @@ struct StridePhasesWork {
     ConvWork phases[MOST_PHASES_TOGETHER];
     int first[MOST_PHASES_TOGETHER]; // tile of each phase; INT32_MAX past the last
     int total, batch;                // batch: 1, which consume reads
-};
-struct StridePhasesMaps {
-    CUtensorMap a[MOST_PHASES_TOGETHER];
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -88,6 +98,12 @@ __device__ __forceinline__ TileCoordinates tile_coordinates(const StridePhasesWo
     TileCoordinates at = tile_coordinates<C>(gemm, index, rank_m, rank_n);
     at.split = which;
     return at;
+}
+
+// The group that a column of tiles belongs to.
+__device__ __forceinline__ int group_of_column(const GroupedGemmWork &work, int column)
+{
+    return work.groups == 1 ? 0 : column / work.group_width;
 }
 
 struct PixelCoordinate {
@@ -161,13 +177,13 @@ __device__ __forceinline__ void conv2d_produce(const Works &works, const CUtenso
     for (int i = 0; i < C::CLUSTER_M; i++)
         blocks_b |= 1 << (i + rank_n * C::CLUSTER_M);
     const auto gather = [&](uint32_t to, const CUtensorMap *map, uint32_t arrived, const TapCoordinate &tap,
-                            const PixelCoordinate &pixel, bool several, uint16_t blocks) {
+                            int first_channel, const PixelCoordinate &pixel, bool several, uint16_t blocks) {
+        const int channel = first_channel + tap.channel;
         if (several)
-            tma_load_im2col_4d_multicast(to, map, arrived, tap.channel, pixel.x, pixel.y, pixel.image, tap.offset_x,
+            tma_load_im2col_4d_multicast(to, map, arrived, channel, pixel.x, pixel.y, pixel.image, tap.offset_x,
                                          tap.offset_y, blocks);
         else
-            tma_load_im2col_4d(to, map, arrived, tap.channel, pixel.x, pixel.y, pixel.image, tap.offset_x,
-                               tap.offset_y);
+            tma_load_im2col_4d(to, map, arrived, channel, pixel.x, pixel.y, pixel.image, tap.offset_x, tap.offset_y);
     };
     const auto fetch = [&](uint32_t to, const CUtensorMap *map, uint32_t arrived, int inner, int outer, int batch,
                            bool several, uint16_t blocks) {
@@ -180,9 +196,11 @@ __device__ __forceinline__ void conv2d_produce(const Works &works, const CUtenso
     for (int tile = first; tile < tiles_of(works); tile += stride) {
         int index = tile, which;
         const ConvWork &work = product_of(works, index, which);
-        const CUtensorMap *const map_a = maps_a + which;
-        const GemmWork &gemm = work.gemm;
-        const TileCoordinates at = tile_coordinates<C>(gemm, index, rank_m, rank_n);
+        TileCoordinates at = tile_coordinates<C>(work.gemm, index, rank_m, rank_n);
+        const int group = group_of_column(work.gemm, at.n);
+        at.n -= group * work.gemm.group_width;
+        const CUtensorMap *const map_a = maps_a + work.first_map + group * work.next_map;
+        const int first_channel = group * work.next_channel;
         constexpr int rows_a = (C::A_MN_MAJOR ? C::K : C::M) / C::CLUSTER_N;
         constexpr int rows_b = (C::B_MN_MAJOR ? C::K : C::N) / C::CLUSTER_M;
         PixelCoordinate pixel = {};
@@ -192,6 +210,7 @@ __device__ __forceinline__ void conv2d_produce(const Works &works, const CUtenso
             pixel = pixel_coordinate(work, at.m + rank_n * rows_a);
             const int index = at.k_begin / C::K, tap = index / work.chunks;
             taps[0] = tap_coordinate(work, index, C::K);
+            taps[0].tap += group * work.next_group;
             chunk = index - tap * work.chunks;
             tap_column = tap % work.kernel_width;
         } else {
@@ -208,29 +227,29 @@ __device__ __forceinline__ void conv2d_produce(const Works &works, const CUtenso
             mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
             const uint32_t to_a = a + rank_n * rows_a * SWIZZLE_ROW, to_b = b + rank_m * rows_b * SWIZZLE_ROW;
             if constexpr (!C::A_MN_MAJOR) {
-                gather(to_a, map_a, arrived, taps[0], pixel, C::CLUSTER_N > 1, blocks_a);
+                gather(to_a, map_a, arrived, taps[0], first_channel, pixel, C::CLUSTER_N > 1, blocks_a);
             } else {
 #pragma unroll
                 for (int column = 0; column < C::A_COLUMNS; column++)
                     if constexpr (GATHERS_A)
-                        gather(to_a + column * C::COLUMN_BYTES, map_a, arrived, taps[column], pixel, C::CLUSTER_N > 1,
-                               blocks_a);
+                        gather(to_a + column * C::COLUMN_BYTES, map_a, arrived, taps[column], first_channel, pixel,
+                               C::CLUSTER_N > 1, blocks_a);
                     else
                         fetch(to_a + column * C::COLUMN_BYTES, map_a, arrived, at.m + column * C::ROW,
-                              k + rank_n * rows_a, 0, C::CLUSTER_N > 1, blocks_a);
+                              k + rank_n * rows_a, group, C::CLUSTER_N > 1, blocks_a);
             }
             if constexpr (!GATHERS_A) {
 #pragma unroll
                 for (int column = 0; column < C::B_COLUMNS; column++)
-                    gather(to_b + column * C::COLUMN_BYTES, map_b, arrived, taps[column], pixel, C::CLUSTER_M > 1,
-                           blocks_b);
+                    gather(to_b + column * C::COLUMN_BYTES, map_b, arrived, taps[column], first_channel, pixel,
+                           C::CLUSTER_M > 1, blocks_b);
             } else if constexpr (C::B_MN_MAJOR) {
 #pragma unroll
                 for (int column = 0; column < C::B_COLUMNS; column++)
                     fetch(to_b + column * C::COLUMN_BYTES, map_b, arrived, at.n + column * C::ROW,
                           taps[0].channel + rank_m * rows_b, taps[0].tap, C::CLUSTER_M > 1, blocks_b);
             } else if constexpr (C::A_MN_MAJOR) {
-                fetch(to_b, map_b, arrived, k, at.n + rank_m * rows_b, 0, C::CLUSTER_M > 1, blocks_b);
+                fetch(to_b, map_b, arrived, k, at.n + rank_m * rows_b, group, C::CLUSTER_M > 1, blocks_b);
             } else {
                 fetch(to_b, map_b, arrived, taps[0].channel, at.n + rank_m * rows_b, taps[0].tap, C::CLUSTER_M > 1,
                       blocks_b);
@@ -260,12 +279,14 @@ __device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, con
         blocks_b |= 1 << i;
     int stage = 0, phase = 0;
     for (int index = blockIdx.x / C::CLUSTER; index < work.gemm.total; index += gridDim.x / C::CLUSTER) {
-        const TileCoordinates at = tile_coordinates<C>(work.gemm, index, rank_m, rank_n);
+        TileCoordinates at = tile_coordinates<C>(work.gemm, index, rank_m, rank_n);
+        const int group = group_of_column(work.gemm, at.n);
+        at.n -= group * work.gemm.group_width;
         int channels[COPIES], shifts[COPIES], columns[COPIES];
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
             const TapCoordinate tap = tap_coordinate(work, at.n / SHIFTED_CHUNK + rank_m * COPIES + i, SHIFTED_CHUNK);
-            channels[i] = tap.channel;
+            channels[i] = group * work.next_channel + tap.channel;
             const int row = tap.tap / work.kernel_width; // taps are numbered row by row
             shifts[i] = work.first_shift + row * work.dilation_y * work.line;
             columns[i] = tap.tap - row * work.kernel_width;
@@ -276,7 +297,7 @@ __device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, con
             const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES;
             const uint32_t b = a + C::A_BYTES + rank_m * COPIES * SHIFTED_CHUNK * SWIZZLE_ROW;
             mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
-            tma_load_3d(a, map_a, arrived, k, at.m, 0);
+            tma_load_3d(a, map_a, arrived, k, at.m, group);
 #pragma unroll
             for (int i = 0; i < COPIES; i++) {
                 const uint32_t to = b + i * SHIFTED_CHUNK * SWIZZLE_ROW;
@@ -302,6 +323,30 @@ __device__ __forceinline__ int64_t strided_row_offset(const StridedGemmWork &wor
     return (((int64_t)image * work.result_height + y) * work.result_width + x) * work.ldd;
 }
 
+// Overloads those of gemm/sm90/store.cuh, which see a group's columns only.
+template <typename C>
+__device__ __forceinline__ Bias<C> load_bias(const GroupedGemmWork &work, int first_column, int thread)
+{
+    const int group = group_of_column(work, first_column);
+    GemmWork of_group = work;
+    if (work.bias)
+        of_group.bias = (const char *)work.bias +
+                        (int64_t)group * work.n * (work.bias_is_float ? sizeof(float) : sizeof(typename C::T));
+    return load_bias<C>(of_group, first_column - group * work.group_width, thread);
+}
+// The matrices of D are those of the groups, of each split.
+template <typename C>
+__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const Bias<C> &bias,
+                                           const GroupedGemmWork &work, const CUtensorMap *map_d, char *buffers,
+                                           int &buffer, int64_t split, int first_row, int first_column, int warpgroup,
+                                           int thread)
+{
+    const int group = group_of_column(work, first_column);
+    const GemmWork &of_group = work;
+    store_tile<C>(sum, bias, of_group, map_d, buffers, buffer, split * work.groups + group, first_row,
+                  first_column - group * work.group_width, warpgroup, thread);
+}
+
 // Overloads that of gemm/sm90/store.cuh: products of stride phases have no bias.
 struct NoBias {
 };
@@ -319,6 +364,9 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], No
                                            int first_column, int group, int thread)
 {
     typedef typename C::T T;
+    const int of = group_of_column(work, first_column);
+    first_column -= of * work.group_width;
+    T *const d = (T *)work.d + (int64_t)of * work.n;
     if constexpr (sizeof(T) == 4) {
         const int column = first_column + 2 * (thread % 4);
 #pragma unroll
@@ -328,12 +376,19 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], No
                 const int row = first_row + row_of<C>(thread, block, half);
                 if (row >= work.m)
                     continue;
-                float *const line = (float *)work.d + strided_row_offset(work, row);
+                float *const line = d + strided_row_offset(work, row);
 #pragma unroll
-                for (int i = 0; i < C::N / 8; i++)
-                    if (column + 8 * i < work.n)
-                        *(float2 *)(line + column + 8 * i) =
-                            make_float2(sum[block][4 * i + 2 * half], sum[block][4 * i + 2 * half + 1]);
+                for (int i = 0; i < C::N / 8; i++) {
+                    const float x = sum[block][4 * i + 2 * half], y = sum[block][4 * i + 2 * half + 1];
+                    if (work.by_vectors && column + 8 * i < work.n) {
+                        *(float2 *)(line + column + 8 * i) = make_float2(x, y);
+                    } else {
+                        if (column + 8 * i < work.n)
+                            line[column + 8 * i] = x;
+                        if (column + 8 * i + 1 < work.n)
+                            line[column + 8 * i + 1] = y;
+                    }
+                }
             }
     } else {
         const int lane = thread % 32, warp = thread / 32;
@@ -352,12 +407,24 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], No
             }
             // One barrier per chunk: past it, all threads have read the other buffer, which is written next.
             bar_sync(1 + group, WARPGROUP);
+            if (!work.by_vectors) { // two elements a lane, a row a warp
+                const int column = first_column + C::CHUNK * chunk + 2 * lane;
+                for (int r = warp; r < C::GROUP_M && first_row + r < work.m; r += WARPGROUP / 32) {
+                    T *const line = d + strided_row_offset(work, first_row + r);
+                    const T *const pair = (const T *)(to + swizzled_offset<C>(r, lane / 4) + lane % 4 * 4);
+                    if (column < work.n)
+                        line[column] = pair[0];
+                    if (column + 1 < work.n)
+                        line[column + 1] = pair[1];
+                }
+                continue;
+            }
             constexpr int VECTORS = C::CHUNK / 8;
             const int column = first_column + C::CHUNK * chunk + thread % VECTORS * 8;
 #pragma unroll
             for (int r = thread / VECTORS; r < C::GROUP_M; r += WARPGROUP / VECTORS)
                 if (first_row + r < work.m && column < work.n)
-                    *(uint4 *)((T *)work.d + strided_row_offset(work, first_row + r) + column) =
+                    *(uint4 *)(d + strided_row_offset(work, first_row + r) + column) =
                         *(const uint4 *)(to + swizzled_offset<C>(r, thread % VECTORS));
         }
     }
@@ -426,19 +493,19 @@ __device__ __forceinline__ void conv2d_block(const Works &works, const Sums &sum
 
 template <typename C, ConvKind KIND>
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
-    conv2d_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    conv2d_sm90_kernel(const __grid_constant__ ConvMaps maps, const __grid_constant__ CUtensorMap map_b,
                        const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
-    const GemmWork &gemm = work.gemm;
-    conv2d_block<C, KIND>(work, gemm, &map_a, &map_b, &map_d);
+    const GroupedGemmWork &gemm = work.gemm;
+    conv2d_block<C, KIND>(work, gemm, maps.a, &map_b, &map_d);
 #endif
 }
 
 // backward_input with a stride: some stride phases.
 template <typename C>
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
-    conv2d_sm90_backward_input_strided_kernel(const __grid_constant__ StridePhasesMaps maps,
+    conv2d_sm90_backward_input_strided_kernel(const __grid_constant__ ConvMaps maps,
                                               const __grid_constant__ CUtensorMap map_b,
                                               const __grid_constant__ StridePhasesWork work)
 {
@@ -453,7 +520,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
 #if defined(CUDA_OPS_HOPPER_CODE)
 // MINE: which half of the tile's columns this block stores.
 template <typename C, int MINE>
-__device__ __forceinline__ void exchange_and_store(float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
+__device__ __forceinline__ void exchange_and_store(float (&sum)[C::BLOCKS][C::N / 2], const GroupedGemmWork &work,
                                                    const CUtensorMap *map_d, char *exchange, char *buffers,
                                                    const TileCoordinates &at, int group, int thread)
 {
@@ -488,7 +555,7 @@ __device__ __forceinline__ void exchange_and_store(float (&sum)[C::BLOCKS][C::N 
 
 template <typename C>
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
-    conv2d_sm90_split_k_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    conv2d_sm90_split_k_kernel(const __grid_constant__ ConvMaps maps, const __grid_constant__ CUtensorMap map_b,
                                const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -500,7 +567,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     const uint32_t full = buffers + 2 * C::BUFFERS * C::BUFFER_BYTES, empty = full + 8 * C::STAGES;
     const uint32_t rank = cluster_ctarank();
     if (threadIdx.x == 0) {
-        prefetch_tensormap(&map_a);
+        prefetch_tensormap(maps.a);
         prefetch_tensormap(&map_b);
         prefetch_tensormap(&map_d);
         for (int stage = 0; stage < C::STAGES; stage++) {
@@ -517,7 +584,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     if (threadIdx.x < WARPGROUP) {
         setmaxnreg_dec<40>();
         if (threadIdx.x == 0)
-            conv2d_produce<C>(work, &map_a, &map_b, stages, full, empty, 0, 0, index, work.gemm.total);
+            conv2d_produce<C>(work, maps.a, &map_b, stages, full, empty, 0, 0, index, work.gemm.total);
         __syncwarp(); // cluster_sync wants whole warps
         cluster_sync();
         cluster_sync();

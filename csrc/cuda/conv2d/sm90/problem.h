@@ -6,24 +6,31 @@
 #include "conv2d/relayout.h"
 #include "conv2d/stride_phase.h"
 #include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 // A product as the kernel sees it. `source` is the tensor that TMA gathers by im2col: the pixels of `grid` (see
 // PixelGrid), and their taps, which are (0 .. kernel - 1) * dilation further on. Forward and backward_input have a row
-// of the matrix product per pixel, backward_weight has columns of (tap, channel) and sums over pixels.
+// of the matrix product per pixel, backward_weight has columns of (tap, channel) and sums over pixels. Each of the groups
+// is a product of its own; channels and columns are those of one.
 struct ConvProduct {
+    int64_t groups, first_group, group_count; // all, and those of the launch
     PixelGrid grid;
     const void *source;
+    int64_t pixel_stride; // of source, in elements
     int64_t kernel_height, kernel_width, dilation_height, dilation_width;
     int mirrored; // backward_input: tap 0 of the weight is the last tap of the grid
 
     // `other` is the operand that is not gathered.
-    //   forward, backward_input   the weight as [columns][taps][channels], or, where `weight_by_channel`, as
-    //                             [channels][taps][columns]; result is [pixels][columns]
-    //   backward_weight           grad_output, of 16 bits as [pixels][columns], of TF32 as [columns][pitch]; result is
-    //                             [columns][taps][channels], or float splits of it with channels padded to the tile
+    //   forward, backward_input   the weight as [group][columns][taps][channels]; where `weight_by_channel`, as
+    //                             [group][channels][taps][columns], rows of columns `other_pitch` apart; where
+    //                             `groups_inside`, as [columns][taps][group][channels]; result is
+    //                             [pixels][group][columns]
+    //   backward_weight           grad_output, of 16 bits as [pixels][group][columns], of TF32 as
+    //                             [group][columns][other_pitch]; result is [group][columns][taps][channels], or float
+    //                             splits of it with channels padded to the tile
     const void *other;
     int64_t columns, other_pitch;
-    int weight_by_channel;
+    int weight_by_channel, groups_inside;
     void *result;
     int result_is_float; // backward_weight: splits, or padded channels
     const void *bias;
@@ -37,6 +44,10 @@ struct ConvProduct {
     int64_t result_height, result_width, result_y, result_x, stride_y, stride_x;
 };
 
+// Of one launch. A group's map of grad_output or input ends where the group does, if its channels do not fill stages:
+// the next group's must not be multiplied even by zeros, since they may be NaN.
+static constexpr int MOST_PHASES_TOGETHER = 4, MOST_MAPS = 16;
+
 // A row of the table of tiles, the splits of k, and how many rows of tiles are scheduled as one band.
 struct ConvPlan {
     int tile, splits, group;
@@ -48,7 +59,6 @@ cuda_ops_status conv2d_sm90_forward_bfloat16(const ConvProduct &product, ConvDev
 cuda_ops_status conv2d_sm90_backward_input_bfloat16(const ConvProduct &product, ConvDevice device,
                                                     const ConvPlan &plan);
 // Stride phases, MOST_PHASES_TOGETHER at most, with the longest sums first.
-static constexpr int MOST_PHASES_TOGETHER = 4;
 cuda_ops_status conv2d_sm90_backward_input_strided_bfloat16(const ConvProduct *products, int count, ConvDevice device,
                                                             const ConvPlan &plan);
 cuda_ops_status conv2d_sm90_backward_input_strided_float16(const ConvProduct *products, int count, ConvDevice device,
@@ -74,6 +84,12 @@ static inline int64_t conv2d_taps(const ConvProduct &p)
 static inline int64_t conv2d_pixels(const PixelGrid &g)
 {
     return g.images * g.grid_height * g.grid_width;
+}
+
+// Whether each group has maps of its own of what forward and backward_input gather.
+static inline bool conv2d_has_group_maps(const ConvProduct &p)
+{
+    return p.groups > 1 && p.grid.channels % (SWIZZLE_ROW / (p.dtype == CUDA_OPS_FLOAT32 ? 4 : 2)) != 0;
 }
 
 #endif

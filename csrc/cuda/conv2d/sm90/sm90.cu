@@ -5,6 +5,8 @@
 //   backward_input    the same over grad_output, with a mirrored kernel; one product per stride phase (stride_phase.h)
 //   backward_weight   weight[o][tap][c]  = sum over pixels of grad_output[pixel][o] * input[pixel + tap][c], split-K
 //
+// A group of channels is a product of its own, whose operands begin some channels further on; all are one launch.
+//
 // wgmma takes TF32 K-major only: backward_input transposes the weight first, backward_weight grad_output, and its input
 // goes through registers or, where faster, is transposed too. Bound by shared memory's bandwidth, which a tile of 128 x
 // 256 just fits; at least 1.1 times cuDNN's speed in the benchmarked cases on an H200 (benchmarks/notes/conv2d.md).
@@ -72,8 +74,8 @@ static constexpr double TRANSPOSE_START = 3, TRANSPOSE_RATE = 2.4e6;
 static constexpr int64_t SMALLEST_SPLIT = 256, MOST_SPLITS = 256, MOST_PHASES = 16;
 
 template <int COUNT>
-static ConvPlan fastest_plan(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, int64_t k, bool split_k,
-                             ConvDevice device)
+static ConvPlan fastest_plan(const ConvTile (&tiles)[COUNT], int64_t groups, int64_t m, int64_t n, int64_t k,
+                             bool split_k, ConvDevice device)
 {
     ConvPlan best = {};
     double least = 0;
@@ -81,7 +83,7 @@ static ConvPlan fastest_plan(const ConvTile (&tiles)[COUNT], int64_t m, int64_t 
         const ConvTile &t = tiles[tile];
         if (t.blocks > 1 && k < t.blocks * 64)
             continue; // not a stage for each
-        const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n);
+        const int64_t clusters = groups * ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n);
         const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n * t.blocks);
         for (int64_t splits = 1; splits <= (split_k ? MOST_SPLITS : 1); splits++) {
             if (splits > 1 && (k / splits < SMALLEST_SPLIT || clusters * splits > room))
@@ -89,7 +91,7 @@ static ConvPlan fastest_plan(const ConvTile (&tiles)[COUNT], int64_t m, int64_t 
             const int64_t waves = ceil_div(clusters * splits, room);
             double time = (double)waves * (t.sum * (double)ceil_div(k, splits * t.blocks) / 1024 + t.rest);
             if (splits > 1)
-                time += SUM_START + (double)(8 * splits * m * n) / SUM_RATE;
+                time += SUM_START + (double)(8 * splits * groups * m * n) / SUM_RATE;
             if (best.splits == 0 || time < least) {
                 least = time;
                 best = {tile, (int)splits, t.group, time};
@@ -118,8 +120,8 @@ static ConvPlan fastest_plan_of_phases(const ConvTile (&tiles)[COUNT], const Con
         for (int i = 0; i < count; i++) {
             const ConvProduct &p = products[i];
             const int64_t k = taps_of(p) * ceil_div(p.grid.channels, row) * row;
-            const int64_t clusters =
-                ceil_div(conv2d_pixels(p.grid), t.m * t.cluster_m) * ceil_div(p.columns, t.n * t.cluster_n);
+            const int64_t clusters = p.group_count * ceil_div(conv2d_pixels(p.grid), t.m * t.cluster_m) *
+                                     ceil_div(p.columns, t.n * t.cluster_n);
             const double one = t.sum * (double)k / 1024 + t.rest;
             time += (double)clusters * one / (double)room;
             longest = longest > one ? longest : one;
@@ -192,7 +194,7 @@ static ConvProduct phase_product(const ConvProduct &product, const cuda_ops_conv
     p.grid = {s.batch,
               s.out_height,
               s.out_width,
-              s.out_channels,
+              s.out_channels / s.groups,
               ceil_div(s.in_height - y, s.stride_height),
               ceil_div(s.in_width - x, s.stride_width),
               p.taps_y.start - (p.taps_y.count - 1) * p.taps_y.back,
@@ -207,6 +209,37 @@ static bool has_taps(const ConvProduct &p)
     return p.taps_y.count > 0 && p.taps_x.count > 0;
 }
 
+// Those with taps, the longest sums first; returns how many there are.
+static int products_of_phases(ConvProduct (&products)[MOST_PHASES], const ConvProduct &product,
+                              const cuda_ops_conv2d_sizes &s)
+{
+    const int64_t rows = stride_phase_count(stride_phase_rows(s)),
+                  columns = stride_phase_count(stride_phase_columns(s));
+    int count = 0;
+    for (int64_t i = 0; i < rows * columns; i++) {
+        const ConvProduct p = phase_product(product, s, i / columns, i % columns);
+        if (!has_taps(p))
+            continue;
+        int at = count++;
+        for (; at > 0 && taps_of(products[at - 1]) < taps_of(p); at--)
+            products[at] = products[at - 1];
+        products[at] = p;
+    }
+    return count;
+}
+
+static int phases_together(int left)
+{
+    return left < MOST_PHASES_TOGETHER ? left : MOST_PHASES_TOGETHER;
+}
+
+static ConvPlan plan_of_phases(const ConvProduct *products, int count, ConvDevice device)
+{
+    return products[0].dtype == CUDA_OPS_FLOAT32
+               ? fastest_plan_of_phases(STRIDED_TF32, products, count, SWIZZLE_ROW / 4, device)
+               : fastest_plan_of_phases(STRIDED_16BIT, products, count, SWIZZLE_ROW / 2, device);
+}
+
 // Whether every stride phase has a TMA im2col descriptor.
 static bool phases_possible(const ConvCall &call)
 {
@@ -215,7 +248,8 @@ static bool phases_possible(const ConvCall &call)
         return false;
     for (int64_t y = 0; y < stride_phase_count(stride_phase_rows(s)); y++)
         for (int64_t x = 0; x < stride_phase_count(stride_phase_columns(s)); x++) {
-            const ConvProduct p = phase_product({}, s, y, x);
+            ConvProduct p = phase_product({}, s, y, x);
+            p.grid.channels = s.out_channels;
             if (has_taps(p) && !pixel_map_possible(p.grid, call.output, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2))
                 return false;
         }
@@ -226,9 +260,11 @@ static void set_backward_weight(Steps &steps, const ConvCall &call, ConvDevice d
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32;
-    const int64_t taps = s.kernel_height * s.kernel_width, c = s.in_channels, o = s.out_channels;
+    const int64_t taps = s.kernel_height * s.kernel_width, c = s.in_channels / s.groups, o = s.out_channels / s.groups;
     ConvProduct &p = steps.product;
     p.grid = conv2d_input_grid(s);
+    p.grid.channels = c;
+    p.pixel_stride = s.in_channels;
     p.source = call.input;
     p.other = call.output;
     p.columns = o;
@@ -238,14 +274,15 @@ static void set_backward_weight(Steps &steps, const ConvCall &call, ConvDevice d
     if (tf32) {
         const PixelGrid &g = p.grid;
         steps.transposes = 1;
-        steps.transpose_other = conv2d_transpose_of(s.batch, s.out_height, s.out_width, o);
-        steps.plan = fastest_plan(WEIGHT_TF32, steps.padded_width, o, pixels, true, device);
+        steps.transpose_other = conv2d_transpose_of(s.batch, s.out_height, s.out_width, s.out_channels);
+        steps.plan = fastest_plan(WEIGHT_TF32, s.groups, steps.padded_width, o, pixels, true, device);
         const Transpose shifted = shifted_transpose(s);
         const int64_t shifted_pixels = s.batch * shifted.grid_height * shifted.grid_width;
         if (can_shift(s, shifted)) {
-            const ConvPlan plan = fastest_plan(SHIFTED_TF32, o, steps.padded_width, shifted_pixels, true, device);
+            const ConvPlan plan =
+                fastest_plan(SHIFTED_TF32, s.groups, o, steps.padded_width, shifted_pixels, true, device);
             const double transpose =
-                TRANSPOSE_START + (double)(4 * shifted_pixels * c * (1 + s.kernel_width)) / TRANSPOSE_RATE;
+                TRANSPOSE_START + (double)(4 * shifted_pixels * s.in_channels * (1 + s.kernel_width)) / TRANSPOSE_RATE;
             if (plan.time + transpose < steps.plan.time) {
                 steps.transposes = 2;
                 steps.plan = plan;
@@ -256,48 +293,55 @@ static void set_backward_weight(Steps &steps, const ConvCall &call, ConvDevice d
         }
         p.other_pitch = ceil_div(conv2d_pixels(g), 4) * 4;
         steps.transpose_other.pitch = steps.transpose_source.pitch = p.other_pitch;
-        steps.other_bytes = conv2d_round_to_256(o * p.other_pitch * 4);
+        steps.other_bytes = conv2d_round_to_256(s.out_channels * p.other_pitch * 4);
         if (steps.transposes == 2)
-            steps.source_bytes = conv2d_round_to_256(s.kernel_width * c * p.other_pitch * 4);
+            steps.source_bytes = conv2d_round_to_256(s.kernel_width * s.in_channels * p.other_pitch * 4);
     } else {
-        steps.plan = fastest_plan(WEIGHT_16BIT, o, steps.padded_width, pixels, true, device);
+        steps.plan = fastest_plan(WEIGHT_16BIT, s.groups, o, steps.padded_width, pixels, true, device);
     }
-    steps.sums_splits = steps.plan.splits > 1 || c % row != 0 || !conv2d_weight_is_channels_last(s);
+    steps.sums_splits = steps.plan.splits > 1 || c % row != 0 || !conv2d_weight_is_ready(call);
     if (steps.sums_splits)
-        steps.split_bytes = (size_t)(steps.plan.splits * o * steps.padded_width) * 4;
+        steps.split_bytes = (size_t)(steps.plan.splits * s.out_channels * steps.padded_width) * 4;
 }
 
 // Forward and backward_input.
 static void set_forward(Steps &steps, const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    const bool tf32 = call.dtype == CUDA_OPS_FLOAT32, last = conv2d_weight_is_channels_last(s);
+    const bool tf32 = call.dtype == CUDA_OPS_FLOAT32, ready = conv2d_weight_is_ready(call);
     const int64_t element = tf32 ? 4 : 2, taps = s.kernel_height * s.kernel_width;
-    const int64_t c = s.in_channels, o = s.out_channels;
+    const int64_t c = s.in_channels / s.groups, o = s.out_channels; // of a row, and rows, of the weight
     ConvProduct &p = steps.product;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     p.grid = forward ? conv2d_input_grid(s) : conv2d_output_grid(s);
+    p.pixel_stride = p.grid.channels;
+    p.grid.channels /= s.groups;
     p.source = forward ? call.input : call.output;
     p.other = call.weight;
-    p.columns = forward ? o : c;
+    p.columns = forward ? o / s.groups : c;
     p.bias = call.bias;
     p.mirrored = !forward;
     p.weight_by_channel = !forward && !tf32;
-    if (last && tf32 && !forward) {
+    p.groups_inside = !forward && tf32;
+    // TMA reads rows of whole 16-byte vectors.
+    p.other_pitch = ceil_div(c, 16 / element) * (16 / element);
+    if (ready && tf32 && !forward && p.other_pitch == c) {
         // The weight as [c][tap][o]: o are the pixels, taps the images.
         steps.transposes = 1;
         steps.transpose_other = {taps, 1, o, c, c, 0, taps * c, 1, o, taps * o, 1, 0, 0};
         steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
-    } else if (!last || (tf32 && !forward)) {
+    } else if (!ready || (tf32 && !forward) || p.other_pitch != c) {
         steps.relayouts = true;
-        steps.relayout = conv2d_weight_relayout(s, tf32 && !forward);
-        steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
+        steps.relayout = conv2d_weight_relayout(call, tf32 && !forward);
+        if (p.weight_by_channel)
+            steps.relayout.pitch = p.other_pitch;
+        steps.other_bytes = conv2d_round_to_256(steps.relayout.a.extent * taps * steps.relayout.pitch * element);
     }
     if (is_strided(call))
         return; // a plan for each launch of stride phases
     const int64_t m = conv2d_pixels(p.grid), k = taps * ceil_div(p.grid.channels, 128 / element) * (128 / element);
-    steps.plan = tf32 ? fastest_plan(FORWARD_TF32, m, p.columns, k, false, device)
-                      : fastest_plan(FORWARD_16BIT, m, p.columns, k, false, device);
+    steps.plan = tf32 ? fastest_plan(FORWARD_TF32, s.groups, m, p.columns, k, false, device)
+                      : fastest_plan(FORWARD_16BIT, s.groups, m, p.columns, k, false, device);
 }
 
 static Steps steps_of(const ConvCall &call, ConvDevice device)
@@ -305,6 +349,7 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
     const cuda_ops_conv2d_sizes &s = call.sizes;
     Steps steps = {};
     ConvProduct &p = steps.product;
+    p.groups = p.group_count = s.groups;
     p.kernel_height = s.kernel_height, p.kernel_width = s.kernel_width;
     p.dilation_height = s.dilation_height, p.dilation_width = s.dilation_width;
     p.result = call.result;
@@ -329,19 +374,18 @@ Answer conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
         return NEEDS_90;
     if (!tf32 && !is_16_bit)
         return CONV_NEEDS_TENSOR_CORES;
-    if (s.groups != 1)
-        return CONV_NEEDS_ONE_GROUP;
     if (!conv2d_images_are_channels_last(s))
         return CONV_NEEDS_CHANNELS_LAST;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
-    // TMA reads channels in whole 16-byte vectors.
-    if (s.in_channels * element % 16 != 0 || (!forward && s.out_channels * element % 16 != 0))
-        return CONV_NEEDS_VECTORS;
+    // TMA reads channels of a group in whole 16-byte vectors.
+    const int64_t channels = s.in_channels / s.groups, outs = s.out_channels / s.groups;
+    if ((!input && channels * element % 16 != 0) || (!forward && outs * element % 16 != 0))
+        return s.groups == 1 ? CONV_NEEDS_VECTORS : CONV_NEEDS_GROUPS_OF_VECTORS;
     // A tap's offset in a TMA im2col copy has 8 bits.
     if ((s.kernel_height - 1) * s.dilation_height > 255 || (s.kernel_width - 1) * s.dilation_width > 255)
         return no("the dilated kernel is larger than 256");
-    if (taps * (s.in_channels + 256) > most || taps * (s.out_channels + 256) > most ||
-        s.in_channels * taps * s.out_channels > most)
+    if (taps * (s.in_channels + 256 * s.groups) > most || taps * (s.out_channels + 256 * s.groups) > most ||
+        channels * taps * s.out_channels > most || outs * taps * s.in_channels > most || s.groups > most / 512)
         return CONV_IS_LARGE;
     const void *const other = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? call.output : call.weight;
     if (!is_aligned_16(other) || !is_aligned_16(call.result))
@@ -360,8 +404,27 @@ size_t conv2d_sm90_workspace(const ConvCall &call, ConvDevice device)
     return steps.other_bytes + steps.source_bytes + steps.split_bytes;
 }
 
-static cuda_ops_status launch_product(const ConvProduct &p, ConvDevice device, const ConvPlan &plan, bool is_weight,
-                                      bool is_shifted)
+// How many groups one launch has maps for, of so many stride phases.
+static int64_t groups_at_once(const ConvProduct &p, int64_t phases)
+{
+    return conv2d_has_group_maps(p) ? MOST_MAPS / phases : p.groups;
+}
+
+// The product of `count` groups at most, from `first` on.
+static ConvProduct product_of_groups(const ConvProduct &product, int64_t first, int64_t count)
+{
+    const int64_t element = product.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+    ConvProduct p = product;
+    p.first_group = first;
+    p.group_count = count < p.groups - first ? count : p.groups - first;
+    p.result = (char *)p.result + first * p.columns * element;
+    if (p.bias)
+        p.bias = (const char *)p.bias + first * p.columns * element;
+    return p;
+}
+
+static cuda_ops_status launch_groups(const ConvProduct &p, ConvDevice device, const ConvPlan &plan, bool is_weight,
+                                     bool is_shifted)
 {
     switch (p.dtype) {
     case CUDA_OPS_BFLOAT16:
@@ -381,13 +444,28 @@ static cuda_ops_status launch_product(const ConvProduct &p, ConvDevice device, c
     }
 }
 
-// By 16-byte vectors; for stride phases without taps.
-__global__ void __launch_bounds__(THREADS) conv2d_sm90_zero_kernel(uint4 *to, int64_t count)
+static cuda_ops_status launch_product(const ConvProduct &product, ConvDevice device, const ConvPlan &plan,
+                                      bool is_weight, bool is_shifted)
+{
+    if (is_weight)
+        return launch_groups(product, device, plan, true, is_shifted);
+    const int64_t count = groups_at_once(product, 1);
+    cuda_ops_status status = CUDA_OPS_SUCCESS;
+    for (int64_t first = 0; first < product.groups && status == CUDA_OPS_SUCCESS; first += count)
+        status = launch_groups(product_of_groups(product, first, count), device, plan, false, false);
+    return status;
+}
+
+// By 16-byte vectors, and bytes after the last; for stride phases without taps.
+__global__ void __launch_bounds__(THREADS) conv2d_sm90_zero_kernel(uint4 *to, int64_t bytes)
 {
     wait_for_predecessor();
     release_successor();
-    for (int64_t i = global_thread_index(); i < count; i += global_thread_count())
+    const int64_t index = global_thread_index(), count = bytes / 16;
+    for (int64_t i = index; i < count; i += global_thread_count())
         to[i] = make_uint4(0, 0, 0, 0);
+    if (index < bytes % 16)
+        ((char *)(to + count))[index] = 0;
 }
 
 static cuda_ops_status launch_phases(const ConvProduct &product, const ConvCall &call, ConvDevice device)
@@ -395,39 +473,33 @@ static cuda_ops_status launch_phases(const ConvProduct &product, const ConvCall 
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const int64_t rows = stride_phase_count(stride_phase_rows(s)),
                   columns = stride_phase_count(stride_phase_columns(s));
-    const int64_t element = call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, row = SWIZZLE_ROW / element;
+    const int64_t element = call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
     bool all_have_taps = true;
     for (int64_t i = 0; i < rows * columns; i++)
         all_have_taps = all_have_taps && has_taps(phase_product(product, s, i / columns, i % columns));
     cuda_ops_status status = CUDA_OPS_SUCCESS;
     if (!all_have_taps) {
-        const int64_t vectors = s.batch * s.in_height * s.in_width * (s.in_channels * element / 16);
-        launch_dependent(conv2d_sm90_zero_kernel, dim3(clamp_grid(ceil_div(vectors, THREADS))), THREADS, 0, call.stream,
-                         (uint4 *)call.result, vectors);
+        const int64_t bytes = s.batch * s.in_height * s.in_width * s.in_channels * element;
+        launch_dependent(conv2d_sm90_zero_kernel, dim3(clamp_grid(ceil_div(bytes, 16 * THREADS))), THREADS, 0,
+                         call.stream, (uint4 *)call.result, bytes);
         status = launch_status();
     }
-    // The longest sums first.
     ConvProduct products[MOST_PHASES];
-    int count = 0;
-    for (int64_t i = 0; i < rows * columns; i++) {
-        const ConvProduct p = phase_product(product, s, i / columns, i % columns);
-        if (!has_taps(p))
-            continue;
-        int at = count++;
-        for (; at > 0 && taps_of(products[at - 1]) < taps_of(p); at--)
-            products[at] = products[at - 1];
-        products[at] = p;
-    }
+    const int count = products_of_phases(products, product, s);
     for (int i = 0; i < count && status == CUDA_OPS_SUCCESS; i += MOST_PHASES_TOGETHER) {
-        const int together = count - i < MOST_PHASES_TOGETHER ? count - i : MOST_PHASES_TOGETHER;
-        const ConvPlan plan = call.dtype == CUDA_OPS_FLOAT32
-                                  ? fastest_plan_of_phases(STRIDED_TF32, products + i, together, row, device)
-                                  : fastest_plan_of_phases(STRIDED_16BIT, products + i, together, row, device);
-        status = call.dtype == CUDA_OPS_FLOAT32
-                     ? conv2d_sm90_backward_input_strided_tf32(products + i, together, device, plan)
-                 : call.dtype == CUDA_OPS_FLOAT16
-                     ? conv2d_sm90_backward_input_strided_float16(products + i, together, device, plan)
-                     : conv2d_sm90_backward_input_strided_bfloat16(products + i, together, device, plan);
+        const int together = phases_together(count - i);
+        const int64_t groups = groups_at_once(product, together);
+        for (int64_t first = 0; first < product.groups && status == CUDA_OPS_SUCCESS; first += groups) {
+            ConvProduct of_groups[MOST_PHASES_TOGETHER];
+            for (int phase = 0; phase < together; phase++)
+                of_groups[phase] = product_of_groups(products[i + phase], first, groups);
+            const ConvPlan plan = plan_of_phases(of_groups, together, device);
+            status = call.dtype == CUDA_OPS_FLOAT32
+                         ? conv2d_sm90_backward_input_strided_tf32(of_groups, together, device, plan)
+                     : call.dtype == CUDA_OPS_FLOAT16
+                         ? conv2d_sm90_backward_input_strided_float16(of_groups, together, device, plan)
+                         : conv2d_sm90_backward_input_strided_bfloat16(of_groups, together, device, plan);
+        }
     }
     return status;
 }
@@ -465,6 +537,31 @@ cuda_ops_status conv2d_sm90(const ConvCall &call, ConvDevice device)
     const int64_t taps = call.sizes.kernel_height * call.sizes.kernel_width, pixels = conv2d_pixels(p.grid);
     const int64_t depth = call.dtype == CUDA_OPS_FLOAT32 ? 32 : 64;
     const int64_t chunk = ceil_div(ceil_div(pixels, steps.plan.splits), depth) * depth;
-    return conv2d_sum_weight_splits(call.result, partial, call.sizes, steps.padded_width / taps,
-                                    ceil_div(pixels, chunk), call.dtype, call.stream);
+    return conv2d_sum_weight_splits(call, partial, steps.padded_width / taps, ceil_div(pixels, chunk));
+}
+
+double conv2d_sm90_microseconds(const ConvCall &call, ConvDevice device)
+{
+    // A launch, and how fast small kernels copy or add up.
+    constexpr double START = 2, COPY_RATE = 1.5e6;
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const Steps steps = steps_of(call, device);
+    const double element = call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+    double time = START;
+    if (steps.relayouts || steps.transposes > 0)
+        time += START + 2 * (double)steps.other_bytes / COPY_RATE;
+    if (steps.transposes > 1)
+        time += TRANSPOSE_START + 2 * (double)steps.source_bytes / TRANSPOSE_RATE;
+    if (steps.sums_splits && steps.plan.splits == 1) // the plan has counted more
+        time += START + (double)steps.split_bytes * (1 + element / 4) / COPY_RATE;
+    if (!is_strided(call))
+        return time + steps.plan.time + START * (double)(ceil_div(s.groups, groups_at_once(steps.product, 1)) - 1);
+    ConvProduct products[MOST_PHASES];
+    const int count = products_of_phases(products, steps.product, s);
+    for (int i = 0; i < count; i += MOST_PHASES_TOGETHER) {
+        const int together = phases_together(count - i);
+        const int64_t launches = ceil_div(s.groups, groups_at_once(steps.product, together));
+        time += plan_of_phases(products + i, together, device).time + START * (double)(launches - (i == 0));
+    }
+    return time;
 }

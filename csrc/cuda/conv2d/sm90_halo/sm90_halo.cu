@@ -46,7 +46,7 @@ static Steps steps_of(const ConvCall &call)
     const int64_t channels = p.grid.channels;
     steps.row_bytes = channels * element <= 64 && !tf32 ? 64 : 128;
     steps.by_channel = !forward && !tf32;
-    steps.relayouts = !conv2d_weight_is_channels_last(s) || (!forward && tf32);
+    steps.relayouts = !conv2d_weight_is_ready(call) || (!forward && tf32);
 
     HaloWork &w = p.work;
     w.result = call.result;
@@ -152,7 +152,7 @@ cuda_ops_status conv2d_sm90_halo(const ConvCall &call, ConvDevice device)
     if (steps.relayouts) {
         const bool transposed = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && call.dtype == CUDA_OPS_FLOAT32;
         const cuda_ops_status status = conv2d_relayout(
-            call.workspace, call.weight, conv2d_weight_relayout(call.sizes, transposed), call.dtype, call.stream);
+            call.workspace, call.weight, conv2d_weight_relayout(call, transposed), call.dtype, call.stream);
         if (status != CUDA_OPS_SUCCESS)
             return status;
         p.weight = call.workspace;

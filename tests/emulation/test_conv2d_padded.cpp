@@ -1,0 +1,197 @@
+// conv2d's padded path by mma.sync, and mma alone where it takes the call: all passes, groups, formats, strides and
+// dilations, against the sums as they stand. Some elements are infinite or NaN, which the padding must keep where they
+// belong; workspaces begin as NaN. wgmma and TMA, which sm90 and sm90_halo need, are not emulated.
+#include "cases.h"
+#include "conv2d/paths.h"
+
+using namespace emulation;
+
+static const Answer NOT_HERE = {"is not emulated"};
+Answer conv2d_sm90_supports(const ConvCall &, ConvDevice)
+{
+    return NOT_HERE;
+}
+size_t conv2d_sm90_workspace(const ConvCall &, ConvDevice)
+{
+    return 0;
+}
+cuda_ops_status conv2d_sm90(const ConvCall &, ConvDevice)
+{
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+double conv2d_sm90_microseconds(const ConvCall &, ConvDevice)
+{
+    return 0;
+}
+Answer conv2d_sm90_halo_supports(const ConvCall &, ConvDevice)
+{
+    return NOT_HERE;
+}
+Answer conv2d_sm90_halo_is_fast(const ConvCall &, ConvDevice)
+{
+    return NOT_HERE;
+}
+size_t conv2d_sm90_halo_workspace(const ConvCall &, ConvDevice)
+{
+    return 0;
+}
+cuda_ops_status conv2d_sm90_halo(const ConvCall &, ConvDevice)
+{
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+Answer conv2d_winograd_supports(const ConvCall &, ConvDevice)
+{
+    return NOT_HERE;
+}
+Answer conv2d_winograd_is_fast(const ConvCall &, ConvDevice)
+{
+    return NOT_HERE;
+}
+double conv2d_winograd_microseconds(const ConvCall &, ConvDevice)
+{
+    return 0;
+}
+double conv2d_simt_microseconds(const ConvCall &, ConvDevice)
+{
+    return 1e9;
+}
+static int64_t padded_calls, mma_calls;
+
+static int64_t at4(int64_t channels, int64_t height, int64_t width, int last, int64_t n, int64_t c, int64_t y,
+                   int64_t x)
+{
+    return last ? ((n * height + y) * width + x) * channels + c : ((n * channels + c) * height + y) * width + x;
+}
+
+// One element in twenty of some arrays.
+static void spoil(const Array &array)
+{
+    if (!one_in(4))
+        return;
+    for (int64_t i = 0; i < array.count; i++)
+        if (one_in(20))
+            set(array.data, i, one_in(2) ? NAN : one_in(2) ? INFINITY : -INFINITY, array.dtype);
+}
+
+static void padded(int64_t number)
+{
+    static constexpr cuda_ops_dtype KINDS[] = {CUDA_OPS_BFLOAT16, CUDA_OPS_FLOAT16, CUDA_OPS_FLOAT32};
+    const cuda_ops_dtype dtype = KINDS[random_below(3)];
+    cuda_ops_conv2d_sizes s = {};
+    s.batch = random_in(1, 3);
+    s.groups = one_in(2) ? 1 : random_in(2, 5);
+    s.in_channels = s.groups * random_size(20), s.out_channels = s.groups * random_size(20);
+    s.kernel_height = random_in(1, 3), s.kernel_width = random_in(1, 4);
+    s.stride_height = random_in(1, 3), s.stride_width = random_in(1, 2);
+    s.dilation_height = random_in(1, 2), s.dilation_width = random_in(1, 3);
+    s.padding_top = random_in(0, 3), s.padding_left = random_in(0, 2);
+    s.out_height = random_in(1, 5), s.out_width = random_in(1, 9);
+    const int64_t reach_y = (s.out_height - 1) * s.stride_height + (s.kernel_height - 1) * s.dilation_height + 1;
+    const int64_t reach_x = (s.out_width - 1) * s.stride_width + (s.kernel_width - 1) * s.dilation_width + 1;
+    // What the last output reads, but for some padding after it, or a little more.
+    s.in_height = reach_y - s.padding_top + random_in(-2, s.stride_height - 1);
+    s.in_width = reach_x - s.padding_left + random_in(-1, s.stride_width - 1);
+    s.in_height = s.in_height < 1 ? 1 : s.in_height, s.in_width = s.in_width < 1 ? 1 : s.in_width;
+    s.input_channels_last = one_in(2), s.weight_channels_last = one_in(2), s.output_channels_last = one_in(2);
+    s.allow_tf32 = 1;
+    const cuda_ops_conv2d_pass pass = (cuda_ops_conv2d_pass)random_below(3);
+    const int64_t C = s.in_channels, K = s.out_channels, N = s.batch, c = C / s.groups, k = K / s.groups;
+    const int64_t taps = s.kernel_height * s.kernel_width;
+    const int64_t sizes[] = {N * K * s.out_height * s.out_width, N * C * s.in_height * s.in_width, K * c * taps};
+    // Only images that are copied may begin anywhere.
+    const int64_t vector = dtype == CUDA_OPS_FLOAT32 ? 4 : 8;
+    const bool any_address = !all_aligned;
+    all_aligned =
+        !any_address || (c % vector == 0 && (s.input_channels_last || C == 1 || s.in_height * s.in_width == 1));
+    const Array input = Array(sizes[1], dtype).random();
+    all_aligned =
+        !any_address || (k % vector == 0 && (s.output_channels_last || K == 1 || s.out_height * s.out_width == 1));
+    const Array output = Array(sizes[0], dtype).random();
+    all_aligned = true;
+    const Array weight = Array(sizes[2], dtype).random(), result(sizes[pass], dtype);
+    const Array bias = Array(K, dtype).random();
+    // What is beside an image is zero, and multiplied: the other factor is spoilt only where nothing is.
+    const bool inside = s.padding_top == 0 && s.padding_left == 0 && reach_y <= s.in_height && reach_x <= s.in_width;
+    const bool one_tap = taps == 1 && s.stride_height == 1 && s.stride_width == 1;
+    spoil(pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? output : input);
+    if (inside && (one_tap || pass != CUDA_OPS_CONV2D_BACKWARD_INPUT))
+        spoil(pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? output : weight);
+    const bool with_bias = pass == CUDA_OPS_CONV2D_FORWARD && one_in(2);
+    describe("case %lld: dtype %d, pass %d, %lld x %lld -> %lld of %lld groups, %lld x %lld -> %lld x %lld, "
+             "%lld x %lld, stride %lld, %lld, padding %lld, %lld, dilation %lld, %lld, channels_last %d %d %d",
+             (long long)number, dtype, pass, (long long)N, (long long)C, (long long)K, (long long)s.groups,
+             (long long)s.in_height, (long long)s.in_width, (long long)s.out_height, (long long)s.out_width,
+             (long long)s.kernel_height, (long long)s.kernel_width, (long long)s.stride_height,
+             (long long)s.stride_width, (long long)s.padding_top, (long long)s.padding_left,
+             (long long)s.dilation_height, (long long)s.dilation_width, s.input_channels_last, s.weight_channels_last,
+             s.output_channels_last);
+    ConvCall call = {pass,
+                     result.data,
+                     pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? nullptr : input.data,
+                     pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? nullptr : weight.data,
+                     pass == CUDA_OPS_CONV2D_FORWARD ? nullptr : output.data,
+                     with_bias ? bias.data : nullptr,
+                     nullptr,
+                     s,
+                     dtype,
+                     nullptr,
+                     0,
+                     0};
+    const ConvDevice device = current_device();
+    const bool pads = conv2d_padded_supports(call, device), by_mma = !pads && conv2d_mma_supports(call, device);
+    const bool odd = (pass != CUDA_OPS_CONV2D_BACKWARD_INPUT && c % vector != 0) ||
+                     (pass != CUDA_OPS_CONV2D_FORWARD && k % vector != 0);
+    const bool is_matrix = taps == 1 && s.groups == 1 && s.stride_height == 1 && s.stride_width == 1 &&
+                           s.padding_top == 0 && s.padding_left == 0 && s.out_height == s.in_height &&
+                           s.out_width == s.in_width;
+    if (pads != (odd && !is_matrix))
+        fail("padded %s", pads ? "takes it" : conv2d_padded_supports(call, device).why_not);
+    if (!pads && !by_mma)
+        return;
+    const size_t bytes = pads ? conv2d_padded_workspace(call, device) : conv2d_mma_workspace(call, device);
+    call.workspace = device_memory(bytes, 0);
+    memset(call.workspace, 0xff, bytes);
+    expect_success(pads ? conv2d_padded(call, device) : conv2d_mma(call, device));
+    (pads ? padded_calls : mma_calls)++;
+
+    std::vector<double> expected((size_t)sizes[pass]), magnitudes((size_t)sizes[pass]);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t out = 0; out < K; out++)
+            for (int64_t y = 0; y < s.out_height; y++)
+                for (int64_t x = 0; x < s.out_width; x++) {
+                    const int64_t o = at4(K, s.out_height, s.out_width, s.output_channels_last, n, out, y, x);
+                    if (with_bias)
+                        expected[(size_t)o] += bias[out];
+                    for (int64_t of = 0; of < c; of++)
+                        for (int64_t tap = 0; tap < taps; tap++) {
+                            const int64_t r = tap / s.kernel_width, q = tap % s.kernel_width;
+                            const int64_t iy = y * s.stride_height + r * s.dilation_height - s.padding_top;
+                            const int64_t ix = x * s.stride_width + q * s.dilation_width - s.padding_left;
+                            if (iy < 0 || iy >= s.in_height || ix < 0 || ix >= s.in_width)
+                                continue;
+                            const int64_t i =
+                                at4(C, s.in_height, s.in_width, s.input_channels_last, n, out / k * c + of, iy, ix);
+                            const int64_t w =
+                                at4(c, s.kernel_height, s.kernel_width, s.weight_channels_last, out, of, r, q);
+                            const int64_t to = pass == CUDA_OPS_CONV2D_FORWARD          ? o
+                                               : pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? i
+                                                                                        : w;
+                            const double value = (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 1 : weight[w]) *
+                                                 (pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? 1 : input[i]) *
+                                                 (pass == CUDA_OPS_CONV2D_FORWARD ? 1 : output[o]);
+                            expected[(size_t)to] += value;
+                            magnitudes[(size_t)to] += fabs(value);
+                        }
+                }
+    // The inputs are exact in TF32 too.
+    for (int64_t i = 0; i < sizes[pass]; i++)
+        expect_near("result", i, result[i], expected[(size_t)i],
+                    rounding_of(dtype) * fabs(expected[(size_t)i]) + 1e-5 * magnitudes[(size_t)i] + 1e-6);
+}
+
+int main(int argc, char **argv)
+{
+    const int status = run_cases(argc, argv, "conv2d_padded", padded);
+    printf("conv2d_padded: %lld calls padded, %lld by mma\n", (long long)padded_calls, (long long)mma_calls);
+    return status;
+}
