@@ -36,7 +36,7 @@ import cuda_ops
 from cuda_ops._library import ops
 
 MEAN, WORST = 0.03, 0.15  # what the choice aims at
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_K = 64  # of a split
 SIZES = {"m": (1, 8192), "n": (1, 8192), "k": (8, 8192), "channels": (3, 1024), "plane": (4, 112)}
 MOST_ELEMENTS, MOST_PRODUCTS = 1 << 26, 5e10  # of a draw

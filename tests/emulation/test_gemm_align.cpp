@@ -33,6 +33,11 @@ static void check(const Operand &operand)
     const int64_t pitch = aligned_copy_pitch(copy), lines = copy.transposes ? copy.columns : copy.rows;
     if (pitch * copy.size % 16 != 0)
         fail("a pitch of %lld", (long long)pitch);
+    // Whole lines of 128 bytes where they add an eighth at most, and never more than that beside the last 16 bytes.
+    const int64_t row = (copy.transposes ? copy.rows : copy.columns) * copy.size, added = pitch * copy.size - row;
+    const int64_t to_lines = (row + 127) / 128 * 128 - row;
+    if (added < 0 || (added > 15 && added * 8 > row) || (to_lines * 8 <= row && added != to_lines))
+        fail("a pitch of %lld for rows of %lld bytes", (long long)pitch, (long long)row);
     for (int64_t matrix = 0; matrix < copy.matrices; matrix++)
         for (int64_t row = 0; row < copy.rows; row++)
             for (int64_t column = 0; column < copy.columns; column++) {

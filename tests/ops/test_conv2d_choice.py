@@ -19,12 +19,15 @@ def chosen(image, weight, dtype=torch.bfloat16, tf32=False, channels_last=True, 
     return {product.name: product.chosen.name for product in explanation.products}
 
 
-def test_a_small_gradient_of_weight_is_one_launch():
-    """With a 1x1 kernel: the sm90 path copies grad_output and adds up splits beside its product."""
-    half = {"dtype": torch.float32, "tf32": True}
-    small = chosen((25, 16, 1, 1), (8, 16, 1, 1), channels_last=False, **half)
-    assert small["gradient of weight"] == "gemm_1x1"
-    assert chosen((25, 16, 56, 56), (8, 16, 1, 1), **half)["gradient of weight"] == "sm90"
+def test_a_gradient_of_weight_with_a_1x1_kernel_is_the_gemms():
+    """Also in TF32, where the sm90 path copies grad_output K-major, and the GEMM only if that pays. With a stride the
+    sm90 path copies less, unless there are more output channels."""
+    tf32 = {"dtype": torch.float32, "tf32": True}
+    for image, out in (((25, 16, 1, 1), 8), ((25, 16, 56, 56), 8), ((64, 224, 39, 39), 128), ((8, 320, 7, 7), 1280)):
+        assert chosen(image, (out, image[1], 1, 1), **tf32)["gradient of weight"] == "gemm_1x1"
+    assert chosen((25, 16, 1, 1), (8, 16, 1, 1), channels_last=False, **tf32)["gradient of weight"] == "gemm_1x1"
+    assert chosen((25, 64, 56, 56), (16, 64, 1, 1), stride=2, **tf32)["gradient of weight"] == "sm90"
+    assert chosen((25, 16, 56, 56), (64, 16, 1, 1), stride=2, **tf32)["gradient of weight"] == "gemm_1x1"
 
 
 def test_few_channels_to_sum_over_go_to_the_halo():

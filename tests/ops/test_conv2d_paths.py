@@ -392,7 +392,7 @@ def test_choice_of_path(allow_tf32):
         for name in PASSES:
             assert path(dtype, 256, 256, 14, 3, name) == "sm90"
             tf32_weight = dtype == torch.float32 and name == "backward_weight"
-            assert path(dtype, 256, 256, 14, 1, name) == ("sm90" if tf32_weight else "gemm_1x1")
+            assert path(dtype, 256, 256, 14, 1, name) == "gemm_1x1"
             assert path(dtype, 64, 256, 14, 1, name) == "gemm_1x1"
             # Of CUDA cores: sums of so few images are made in parts where Winograd's would be few. The gradient of
             # input reads whole vectors; that of weight is worth a copy in halves.

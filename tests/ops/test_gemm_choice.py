@@ -62,6 +62,27 @@ def test_many_tiles_are_not_for_direct(call):
     assert chosen(*call) != "direct"
 
 
+# Rows of 1776 bytes, of which 128 lie in two lines: a 1x1 convolution's gradient of weight, for which sm90_skinny's
+# tiles of 64 x 64 load four times what tiles of 128 x 224 do.
+NOT_SKINNY = [(1, 888, 888, 4608, "TN", "bfloat16"), (1, 888, 888, 4608, "TN", "float16")]
+# float32 on the CUDA cores whose rows do not fit 16 bytes: simt has large tiles for them too.
+SIMT = [
+    (1, 1734, 560, 23324, "TN", "float32"),
+    (1, 837, 1056, 1568, "TN", "float32"),
+    (1, 400, 4096, 1024, "NN", "float32"),
+]
+
+
+@pytest.mark.parametrize("call", NOT_SKINNY, ids=lambda c: f"{c[1]}x{c[2]}x{c[3]}-{c[5]}")
+def test_rows_in_two_lines_are_loaded_by_large_tiles(call):
+    assert chosen(*call) == "sm90"
+
+
+@pytest.mark.parametrize("call", SIMT, ids=lambda c: f"{c[1]}x{c[2]}x{c[3]}-{c[4]}")
+def test_large_products_of_float32_are_for_large_tiles(call):
+    assert chosen(*call) == "simt"
+
+
 # A layer's gradient of input in TF32, whose weight is stored along the columns of D: copied K-major where the rows are
 # many enough, which is not so of the last three.
 COPIED = [

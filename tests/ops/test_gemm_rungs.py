@@ -121,7 +121,7 @@ def test_storage_orders(name, dtype):
 # kernel adds, and the one of them that computes D or D transposed; those of rung 14, with A and B exchanged or not, and
 # with k split over the blocks of a cluster; rung 15 on the tensor cores, with k whole and split likewise.
 PLANS = [(13, tile, splits, swapped) for tile in range(8) for splits in (1, 3) for swapped in range(1 + (tile == 4))]
-PLANS += [(13, tile, splits, 0) for tile in (9, 10) for splits in (1, 3)]  # without gelu, of 16 bits
+PLANS += [(13, tile, splits, 0) for tile in range(10, 16) for splits in (1, 3)]  # without gelu, of 16 bits
 # Those that two blocks make together.
 PAIRS = [(13, tile, 1, swapped) for tile in range(16, 21) for swapped in range(1 + (tile != 18))]
 PLANS += PAIRS
@@ -129,6 +129,10 @@ PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) 
 PLANS += [(15, 0, splits, 0) for splits in (1, 4, 8)]
 # Rung 15 on the CUDA cores: its tiles, with k whole and cut among the blocks of a cluster.
 CORES_PLANS = [(15, tile, splits, 0) for tile in range(CORES_TILES) for splits in (1, 4, 16)]
+# Rung 10 in float32: what it chooses by itself, its six tiles, and Hopper's of 128 x 256, which has no splits.
+SIMT_PLANS = (
+    [(10, 0, 1, 0)] + [(10, tile, splits, 0) for tile in range(1, 7) for splits in (1, 3, 64)] + [(10, 7, 1, 0)]
+)
 
 
 @pytest.mark.cuda
@@ -228,6 +232,32 @@ def test_cores_plans(plan, dtype):
         check(lambda a, b: ops.gemm_planned(a, b, plan), a, b, f"{plan} {(m, n, k)} {ta} {tb}")
     a, b = torch.randn(7, 20, 50, device="cuda", dtype=dtype), torch.randn(7, 50, 36, device="cuda", dtype=dtype)
     check(lambda a, b: ops.gemm_planned(a, b, plan), a, b, f"{plan} batch")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("plan", SIMT_PLANS, ids=str)
+def test_simt_plans(plan):
+    """Less than a tile, one, several; k of fewer slices than splits, and none; rows that 16 bytes fit, and others, of
+    which only the first two tiles copy elements; a batch, and its epilogue."""
+    ran = 0
+    sizes = [(1, 1, 1), (132, 260, 64), (200, 68, 1000), (131, 257, 130), (300, 134, 2050), (5, 4, 0)]
+    for (m, n, k), (ta, tb) in itertools.product(sizes, itertools.product([False, True], repeat=2)):
+        a, b = operands(m, n, k, torch.float32, "cuda", ta, tb)
+        try:
+            check(lambda a, b: ops.gemm_planned(a, b, plan), a, b, f"{plan} {(m, n, k)} {ta} {tb}")
+        except NotImplementedError:
+            copies_vectors = (not ta or m % 4 == 0) and (tb or n % 4 == 0)
+            # Of a single row or column either order may be taken for its own.
+            refused = min(m, n, k) <= 1 or not copies_vectors
+            assert plan[1] > 2 and refused, f"{plan} {(m, n, k)} {ta} {tb}"
+            continue
+        ran += 1
+    assert ran
+    a, b = torch.randn(7, 20, 52, device="cuda"), torch.randn(7, 52, 36, device="cuda")
+    check(lambda a, b: ops.gemm_planned(a, b, plan), a, b, f"{plan} batch")
+    for unknown in [(10, 8, 1, 0), (10, 0, 2, 0), (10, 1, 65, 0)]:
+        with pytest.raises(NotImplementedError):
+            ops.gemm_planned(a, b, unknown)
 
 
 @pytest.mark.cuda

@@ -4,8 +4,9 @@
 //   grad_input         = grad_output weight
 //   grad_weight        = grad_output^T input
 //
-// With stride 1 the tensors are the matrices. For the weight gradient in TF32, where wgmma wants its operands K-major,
-// input is transposed to [c][pixel] first; that copy takes only the pixels that a stride reads. No kernel of its own.
+// With stride 1 the tensors are the matrices, and the GEMM chooses, also where TF32's wgmma wants its operands K-major.
+// A larger stride is for the weight gradient in TF32 alone: input is transposed to [c][pixel] first, and that copy
+// takes only the pixels that the stride reads. No kernel of its own.
 #include "conv2d/paths.h"
 #include "conv2d/relayout.h"
 #include "conv2d/sm90/transpose.h"
@@ -38,20 +39,11 @@ static bool reads_all_pixels(const cuda_ops_conv2d_sizes &s)
     return s.stride_height == 1 && s.stride_width == 1 && s.out_height == s.in_height && s.out_width == s.in_width;
 }
 
-// Whether the GEMM's kernel for small products takes the tensors as they are, with no more tiles of 16 x 16 than there
-// are SMs: its one launch is over before a copy for wgmma would be.
-static bool is_small(const ConvCall &call, ConvDevice device)
-{
-    const cuda_ops_gemm_problem p = problem_of(call, 0);
-    return reads_all_pixels(call.sizes) && ceil_div(p.m, 16) * ceil_div(p.n, 16) <= device.multiprocessors &&
-           gemm_path_on(p, device) == GEMM_DIRECT;
-}
-
 // Whether input is transposed.
 static bool transposes(const ConvCall &call, ConvDevice device)
 {
-    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && conv2d_transposes_input(call, device) &&
-           !is_small(call, device);
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && !reads_all_pixels(call.sizes) &&
+           conv2d_transposes_input(call, device);
 }
 
 Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
@@ -71,14 +63,12 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
     return gemm_path_on(p, device) >= 0 ? YES : no("the GEMM has no kernel for the product");
 }
 
-// The weight gradient in TF32 is the sm90 path's where that can: it transposes grad_output instead of input, which is
-// less to copy where there are fewer output channels. But not where nothing is worth a copy.
+// Where input is transposed, the sm90 path, if it can, transposes grad_output instead: less to copy where there are
+// fewer output channels.
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 {
-    return !(call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && call.dtype == CUDA_OPS_FLOAT32 &&
-             conv2d_sm90_supports(call, device)) ||
-                   is_small(call, device) ||
-                   (transposes(call, device) && call.sizes.in_channels < call.sizes.out_channels)
+    return !transposes(call, device) || call.sizes.in_channels < call.sizes.out_channels ||
+                   !conv2d_sm90_supports(call, device)
                ? YES
                : no("the sm90 path copies less for TF32's gradient of weight");
 }
@@ -86,7 +76,6 @@ Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device)
 {
     size_t bytes = 0;
-    // Both ways: the call's pointers, which are not known here, may be less aligned than the transpose takes.
     if (reads_all_pixels(call.sizes)) {
         const cuda_ops_gemm_problem p = problem_of(call, 0);
         bytes = (size_t)cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);

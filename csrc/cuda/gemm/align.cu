@@ -95,8 +95,13 @@ __global__ void __launch_bounds__(THREADS) gemm_align_kernel(const __grid_consta
 
 int64_t aligned_copy_pitch(const AlignedCopy &copy)
 {
-    const int64_t vector = 16 / copy.size;
-    return ceil_div(copy.transposes ? copy.rows : copy.columns, vector) * vector;
+    // Of whole lines, or else of one or two whole sectors, where rows do not become much longer for it: TMA is slower
+    // on rows that begin anywhere else (row_nanoseconds in gemm.cu).
+    const int64_t row = (copy.transposes ? copy.rows : copy.columns) * copy.size;
+    int64_t unit = 128;
+    while (unit > 16 && (ceil_div(row, unit) * unit - row) * 8 > row)
+        unit /= 2;
+    return ceil_div(row, unit) * unit / copy.size;
 }
 
 int64_t aligned_copy_bytes(const AlignedCopy &copy)

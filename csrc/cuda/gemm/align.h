@@ -8,7 +8,8 @@
 #include "cuda_ops/core.h"
 
 // `matrices` matrices of rows x columns, rows `pitch` apart and matrices `stride`, in elements of `size` bytes (2 or
-// 4). to: aligned to 16 bytes; dense but for rows that are rounded up to 16 bytes, of which the rest is undefined.
+// 4). to: aligned to 16 bytes; dense but for rows that are rounded up to 16 bytes or more, of which the rest is
+// undefined.
 struct AlignedCopy {
     const void *from;
     void *to;

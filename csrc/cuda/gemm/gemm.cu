@@ -7,6 +7,7 @@
 
 #include "common/common.cuh"
 #include "gemm/paths.h"
+#include "gemm/simt/parts.h"
 #include "gemm/times.h"
 
 static const GemmPath PATHS[] = {
@@ -33,15 +34,16 @@ static const GemmPath PATHS[] = {
      gemm_mma},
     {12, "tma_wgmma", "gemm/ladder/12_tma_wgmma_sm90.cu", "gemm_tma_wgmma_kernel", gemm_tma_wgmma_supports, nullptr,
      gemm_tma_wgmma},
-    {13, "sm90", "gemm/sm90/", "gemm_sm90_kernel gemm_sm90_pair_kernel", gemm_sm90_supports, gemm_sm90_workspace,
-     gemm_sm90},
+    {13, "sm90", "gemm/sm90/", "gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_triple_kernel", gemm_sm90_supports,
+     gemm_sm90_workspace, gemm_sm90},
     // 14 and 15: small and skinny products, which leave most of the GPU idle.
     {14, "sm90_skinny", "gemm/sm90_skinny/", "gemm_sm90_skinny_kernel", gemm_sm90_skinny_supports, nullptr,
      gemm_sm90_skinny},
     {15, "direct", "gemm/direct/", "gemm_direct_kernel gemm_direct_cores_kernel", gemm_direct_supports, nullptr,
      gemm_direct},
     // 16: 13 or 14 on copies of operands that TMA, or in TF32 wgmma, cannot read.
-    {16, "padded", "gemm/padded.cu", "gemm_align_kernel gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_skinny_kernel",
+    {16, "padded", "gemm/padded.cu",
+     "gemm_align_kernel gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_triple_kernel gemm_sm90_skinny_kernel",
      gemm_padded_supports, gemm_padded_workspace, gemm_padded},
 };
 
@@ -68,12 +70,12 @@ static const int PREFERENCE[] = {GEMM_SM90, GEMM_MMA, GEMM_SIMT};
 // The choice by shape: of all tiles (gemm/times.h) and splits of k, the one that the model there expects to be fastest,
 // but never faster than its bytes can be moved. The model is within some 5 % of the measured time where D has many
 // tiles.
-static constexpr double BYTES_RATE = 4.5e6; // a microsecond
+static constexpr double BYTES_RATE = 4.9e6; // a microsecond
 // Of the splits' partial sums, written and read again; they stay in the L2 cache as a rule.
-static constexpr double PARTIAL_BYTES_RATE = 5.2e6, FLOAT64_PARTIAL_BYTES_RATE = 3e6;
+static constexpr double PARTIAL_BYTES_RATE = 3.7e6, FLOAT64_PARTIAL_BYTES_RATE = 3e6;
 // The kernel that adds the splits waits for memory once for as many of them as it has in flight.
-static constexpr double ADDING_ROUND = 0.65; // microseconds
-static constexpr double NOT_HIDDEN = 0.1;    // share of the shorter of arithmetic and copying that still shows
+static constexpr double ADDING_ROUND = 0.81; // microseconds
+static constexpr double NOT_HIDDEN = 0.11;   // share of the shorter of arithmetic and copying that still shows
 // The least k of a split.
 static constexpr int64_t SMALLEST_SPLIT = 256, SMALLEST_TF32_SPLIT = 64, SMALLEST_FLOAT64_SPLIT = 128,
                          SMALLEST_DIRECT_SPLIT = 32, SMALLEST_SKINNY_SPLIT = 128;
@@ -104,7 +106,7 @@ static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64
 // are rows of A and columns of B), and wait for it: a step that is not full takes as long. One is longer where lines
 // are no whole aligned vectors of 16 bytes, on the tensor cores for as many lines as there are. Blocks that share an SM
 // add a start and an end each, and a share of their steps: on the tensor cores these hide in one another's waits.
-static constexpr double DIRECT_ELEMENTS = 0.36, DIRECT_AROUND = 0.47;   // microseconds a step, for 16 lines of 16 bits
+static constexpr double DIRECT_ELEMENTS = 0.37, DIRECT_AROUND = 0.44;   // microseconds a step, for 16 lines of 16 bits
 static constexpr double DIRECT_CORES_ELEMENTS = 0.27;                   // likewise, for 32 lines of float32
 static constexpr double DIRECT_BLOCK = 0.43, DIRECT_CORES_BLOCK = 0.65; // microseconds
 static constexpr double DIRECT_SHARED = 0.14, DIRECT_CORES_SHARED = 1.03;
@@ -152,20 +154,22 @@ static double direct_microseconds(const GemmTime &t, const cuda_ops_gemm_problem
 
 // In products of a few microseconds no copies are hidden by another tile's arithmetic: they show beside it, up to a
 // bound.
-static constexpr double NOT_OVERLAPPED = 0.87, MOST_NOT_OVERLAPPED = 2.87; // of the copies; microseconds
-static constexpr double DIRECT_NOT_OVERLAPPED = 2.4, DIRECT_MOST_NOT_OVERLAPPED = 1.0;
+static constexpr double NOT_OVERLAPPED = 0.71, MOST_NOT_OVERLAPPED = 3.05; // of the copies; microseconds
+static constexpr double DIRECT_NOT_OVERLAPPED = 2.45, DIRECT_MOST_NOT_OVERLAPPED = 0.96;
 static constexpr double DIRECT_CORES_NOT_OVERLAPPED = 2.18, DIRECT_CORES_MOST_NOT_OVERLAPPED = 0.84;
 // The paths that keep tiles in shared memory and store them from there.
-static constexpr double SHORT_TILE = 0.65; // of `rest`, what is not in proportion to D
+static constexpr double SHORT_TILE = 0.81; // of `rest`, what is not in proportion to D
 // What 8192 elements of D take longer whose rows are no whole vectors of 16 bytes, in microseconds: by elements, by two
 // of 16 bits (sm90), and in sm90's TF32 tiles for batches; how much longer by pairs in tile 2, which has registers for
 // few loads, and how many times as long in tile 7, whose blocks share an SM.
-static constexpr double STORED_BY_ELEMENTS = 2.27, STORED_BY_PAIRS = 1.33, STORED_BY_SMALL_TILES = 4;
-static constexpr double STORED_BY_192 = 1.2, STORED_BY_64 = 2.8;
+static constexpr double STORED_BY_ELEMENTS = 2.31, STORED_BY_PAIRS = 1.21, STORED_BY_SMALL_TILES = 4.08;
+static constexpr double STORED_BY_192 = 1.2, STORED_BY_64 = 2.69;
+// And what a pair of blocks takes longer to store them, whatever their number.
+static constexpr double STORED_BY_A_PAIR = 1.92;
 static constexpr int TILE_OF_192_COLUMNS = 2, TILE_OF_64_ROWS = 7;
 
 // Copies of operands, by padded and by sm90 in TF32, are a launch, and move each byte twice.
-static constexpr double COPY_LAUNCH = 1.26, COPY_BYTES_RATE = 3e6; // microseconds, and bytes in one
+static constexpr double COPY_LAUNCH = 1.57, COPY_BYTES_RATE = 2.9e6; // microseconds, and bytes in one
 
 static double copy_microseconds(int64_t bytes)
 {
@@ -173,7 +177,15 @@ static double copy_microseconds(int64_t bytes)
 }
 
 // To start a block of sm90_skinny, which is not persistent: the GPU starts one after another.
-static constexpr double SKINNY_BLOCK = 0.007; // microseconds
+static constexpr double SKINNY_BLOCK = 0.006; // microseconds
+
+// Two blocks make one of sm90's 16-bit tiles from here on, each with half of k.
+static constexpr int FIRST_PAIR = 16;
+
+static bool is_pair(const GemmTime &t, const cuda_ops_gemm_problem &p)
+{
+    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR;
+}
 
 static bool stores_tiles(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -198,28 +210,22 @@ static double rest_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t
                           : halves && t.tile == TILE_OF_64_ROWS     ? unaligned * STORED_BY_64
                                                                     : unaligned;
     const double share = t.path == GEMM_SM90_SKINNY ? 1 : SHORT_TILE + (1 - SHORT_TILE) * elements / (t.m * t.n);
-    return share * t.rest + stored * elements / 8192;
+    return share * t.rest + stored * elements / 8192 + (unaligned > 0 && is_pair(t, p) ? STORED_BY_A_PAIR : 0);
 }
 
 // What an SM takes to load 128 bytes of an operand's row, from the L2 cache, by what its rows are multiples of: whole
 // lines, or pieces that lie in two lines, or begin within a sector.
+static constexpr double LINE_ROW = 1.34, HALF_LINE_ROW = 1.67, SECTOR_ROW = 1.85, OTHER_ROW = 2.55; // nanoseconds
+
 static double row_nanoseconds(int64_t pitch)
 {
-    return pitch % 128 == 0 ? 1.66 : pitch % 64 == 0 ? 1.74 : pitch % 32 == 0 ? 1.96 : 2.65;
-}
-
-// Two blocks make one of sm90's 16-bit tiles from here on, each with half of k.
-static constexpr int FIRST_PAIR = 16;
-
-static bool is_pair(const GemmTime &t, const cuda_ops_gemm_problem &p)
-{
-    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR;
+    return pitch % 128 == 0 ? LINE_ROW : pitch % 64 == 0 ? HALF_LINE_ROW : pitch % 32 == 0 ? SECTOR_ROW : OTHER_ROW;
 }
 
 // From so many multiply-adds on the card's power is the limit, and 16-bit tiles that move more bytes for their products
 // take longer than their times in short runs say; so does the tile of 80 columns where it loads 128, as it does of an
 // operand that is stored along them.
-static constexpr double LARGE = 6e10, MOVES_MORE = 1.08, LOADS_128_COLUMNS = 1.25;
+static constexpr double LARGE = 6e10, MOVES_MORE = 1.12, LOADS_128_COLUMNS = 1.27;
 
 static double slower_in_place(const GemmTime &t, const cuda_ops_gemm_problem &p, bool transposed)
 {
@@ -231,6 +237,14 @@ static double slower_in_place(const GemmTime &t, const cuda_ops_gemm_problem &p,
     return products >= LARGE && t.m * t.n <= 128 * 128 ? MOVES_MORE : 1;
 }
 
+// The rows that are loaded of a tile's `lines` of an operand, for 128 bytes of k. Stored along the lines, there is one
+// for each k and 128 bytes of lines, which costs as much where it is shorter, if it begins within a sector.
+static double rows_loaded(int64_t lines, int64_t tile, bool k_contiguous, int64_t pitch, int64_t size)
+{
+    const int64_t count = lines < tile ? lines : tile, line = 128 / size;
+    return (double)(k_contiguous || pitch % 32 == 0 ? count : ceil_div(count, line) * line);
+}
+
 // 1024 of k of a tile: the table's time, which is of rows of whole lines, or that of its loads, where these are longer.
 // transposed: the kernel makes D^T.
 static double sum_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, bool transposed)
@@ -238,12 +252,14 @@ static double sum_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t 
     const int64_t size = dtype_size(p.dtype), a = size * (transposed ? p.ldb : p.lda);
     const int64_t b = size * (transposed ? p.lda : p.ldb);
     const double sum = t.sum * slower_in_place(t, p, transposed);
-    if (t.path != GEMM_SM90 || (a % 128 == 0 && b % 128 == 0))
+    if ((t.path != GEMM_SM90 && t.path != GEMM_SM90_SKINNY) || (a % 128 == 0 && b % 128 == 0))
         return sum;
     const bool pair = is_pair(t, p);
     const int64_t rows = pair ? 128 : t.m;
-    const double a_rows = (double)(m < rows ? m : rows) / (pair ? 1 : t.cluster_n);
-    const double b_rows = (double)(n < t.n ? n : t.n) / (pair ? 1 : t.cluster_m);
+    const bool a_along_k = transposed ? p.transpose_b : !p.transpose_a;
+    const bool b_along_k = transposed ? !p.transpose_a : p.transpose_b;
+    const double a_rows = rows_loaded(m, rows, a_along_k, a, size) / (pair ? 1 : t.cluster_n);
+    const double b_rows = rows_loaded(n, t.n, b_along_k, b, size) / (pair ? 1 : t.cluster_m);
     const double stages = 1024.0 * (double)size / 128 / (pair ? 2 : 1);
     const double loads = stages * t.blocks * (a_rows * row_nanoseconds(a) + b_rows * row_nanoseconds(b)) / 1000;
     return loads > sum ? loads : sum;
@@ -290,10 +306,10 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
 }
 
 // How much slower a tile is that reads rows shorter than a cache line: sm90_skinny's n neighbouring values of B.
-static constexpr double NARROW = 1.14;
+static constexpr double NARROW = 1.21;
 
 // And one of a pair that makes D, not D^T, unless both operands are stored along m and n.
-static constexpr double PAIR_AS_IT_IS = 1.04;
+static constexpr double PAIR_AS_IT_IS = 1.1;
 
 static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
 {
@@ -526,6 +542,8 @@ static const GemmPath *choose(const GemmCall &call, int number, GemmDevice devic
 static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     switch (plan.path) {
+    case GEMM_SIMT:
+        return gemm_simt_planned(call, device, plan);
     case GEMM_MMA:
         return gemm_mma_planned(call, device, plan);
     case GEMM_SM90:
@@ -651,15 +669,21 @@ static GemmPlan internal(const cuda_ops_gemm_problem &p, const cuda_ops_gemm_pla
     return found;
 }
 
+// Of k: a tile that shares its SM with another, for each place on the GPU.
+static constexpr int MOST_SM90_SPLITS = 264;
+
 // Whether a kernel takes a plan that the caller made (tests and the tuner).
 static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm_plan &plan)
 {
     const GemmPath *const path = path_numbered(plan.path);
     const int kernel = plan.path == GEMM_PADDED ? gemm_padded_product(internal(call.problem, plan)).path : plan.path;
+    if (kernel == GEMM_SIMT)
+        return is_valid(call) && plan.tile >= 0 && plan.splits >= 1 &&
+               gemm_simt_takes(call, device, internal(call.problem, plan));
     return is_valid(call) && path && path->supports(call, device) && plan.tile >= 0 && plan.splits >= 1 &&
            (!call.problem.preactivation || can_keep(internal(call.problem, plan))) &&
            plan.splits <= (kernel == GEMM_MMA           ? call.problem.dtype == CUDA_OPS_FLOAT64 ? 32 : 1
-                           : kernel == GEMM_SM90        ? GEMM_SM90_SPLITS
+                           : kernel == GEMM_SM90        ? MOST_SM90_SPLITS
                            : kernel == GEMM_SM90_SKINNY ? 8
                            : kernel == GEMM_DIRECT      ? 16
                                                         : 1);
@@ -685,6 +709,8 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
                                                         const cuda_ops_gemm_plan *plan)
 {
     const GemmPath *const path = path_numbered(plan->path);
+    if (plan->path == GEMM_SIMT)
+        return gemm_simt_planned_workspace(*problem, current_device(), internal(*problem, *plan));
     if (plan->path == GEMM_MMA)
         return gemm_mma_planned_workspace(*problem, current_device(), internal(*problem, *plan));
     if (plan->path == GEMM_SM90)

@@ -81,8 +81,6 @@ cuda_ops_status gemm_sm90_small_tf32(const GemmCall &call, GemmDevice device, co
 int64_t gemm_sm90_tf32_bytes(const cuda_ops_gemm_problem &problem, int tile);
 bool gemm_sm90_tf32_transposes_d(const cuda_ops_gemm_problem &problem);
 
-static constexpr int GEMM_SM90_SPLITS = 128; // of k, at most
-
 // sm90_skinny's.
 GemmPlan gemm_sm90_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_sm90_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);

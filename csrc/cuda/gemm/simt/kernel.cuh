@@ -267,6 +267,8 @@ static cuda_ops_status simt_launch(const GemmCall &call, int64_t splits)
     return simt_launch_kernel<T, Tile, true, false, VECTOR>(call, splits);
 }
 
+static constexpr int64_t SIMT_MOST_SPLITS = 64; // of k
+
 // What the choice knows of a tile: the rate of an SM that holds one block (`alone`) or several (`full`), relative to
 // its best.
 struct SimtChoice {
@@ -285,16 +287,16 @@ struct SimtPlan {
 template <int COUNT>
 static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    constexpr int64_t START = 64, SMALLEST_SPLIT = 128, MOST_SPLITS = 64;
+    constexpr int64_t START = 64, SMALLEST_SPLIT = 128;
     // With more tiles k stays whole: the SMs are busy, and splits would only add traffic.
     const int64_t full_tiles = 4 * device.multiprocessors;
-    constexpr double SECOND_LAUNCH = 8e5, ADD_SPLIT = 1.0 / 100; // for an element of a split, shared by the SMs
+    constexpr double SECOND_LAUNCH = 6e5, ADD_SPLIT = 0.5; // for an element of a split
     SimtPlan best = {0, 1, 0};
     double least = 0;
     for (int tile = 0; tile < COUNT; tile++) {
         const SimtChoice c = choices[tile];
         const int64_t tiles = ceil_div(p.m, c.m) * ceil_div(p.n, c.n) * p.batch;
-        for (int64_t splits = 1; splits <= MOST_SPLITS; splits++) {
+        for (int64_t splits = 1; splits <= SIMT_MOST_SPLITS; splits++) {
             if (splits > 1 && (p.k / splits < SMALLEST_SPLIT || p.batch > MAX_GRID || tiles > full_tiles))
                 break;
             const int64_t busiest = ceil_div(tiles * splits, device.multiprocessors);

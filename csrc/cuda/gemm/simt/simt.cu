@@ -14,6 +14,9 @@ static const SimtChoice CHOICES[] = {{Large::M, Large::N, 0.92, 1},      {Small:
                                      {Tall::M, Tall::N, 0.89, 0.95},     {Middle::M, Middle::N, 0.9, 0.9},
                                      {Square::M, Square::N, 0.24, 0.85}, {Tiny::M, Tiny::N, 0.45, 0.7}};
 
+// The tiles that there are for operands whose rows cannot be copied 16 bytes at a time, fitted to times on an H100.
+static const SimtChoice ELEMENT_CHOICES[] = {{Large::M, Large::N, 0.75, 0.9}, {Small::M, Small::N, 0.55, 0.7}};
+
 // The launch plan, and whether tiles of 128 x 256 (Hopper only) are faster.
 struct Float32Plan {
     SimtPlan simt;
@@ -22,7 +25,7 @@ struct Float32Plan {
 
 static Float32Plan plan_float32(const cuda_ops_gemm_problem &p, GemmDevice device, bool vectors)
 {
-    Float32Plan plan = {simt_plan(CHOICES, p, device), false};
+    Float32Plan plan = {vectors ? simt_plan(CHOICES, p, device) : simt_plan(ELEMENT_CHOICES, p, device), false};
     // Both tiles in many waves, which hide a block's start. START: in units of one k; WIDE_SPEED: the wide tile's rate
     // beside Large's; measured.
     constexpr int64_t WIDE_M = 128, WIDE_N = 256, LARGE_START = 30, WIDE_START = 40;
@@ -41,35 +44,82 @@ static Float32Plan plan_float32(const cuda_ops_gemm_problem &p, GemmDevice devic
     return plan;
 }
 
-static cuda_ops_status gemm_simt_float32(const GemmCall &call, GemmDevice device)
+static cuda_ops_status launch_float32(const GemmCall &call, GemmDevice device, const Float32Plan &plan, bool vectors)
 {
-    const bool vectors = simt_takes_vectors<float>(call);
-    const Float32Plan plan = plan_float32(call.problem, device, vectors);
     if (plan.wide)
         return gemm_simt_sm90(call, device);
-    return vectors && plan.simt.tile == LARGE ? simt_launch<float, Large, 4>(call, plan.simt.splits)
-                                              : gemm_simt_small(call, plan.simt.tile, vectors, plan.simt.splits);
+    if (plan.simt.tile != LARGE)
+        return gemm_simt_small(call, plan.simt.tile, vectors, plan.simt.splits);
+    return vectors ? simt_launch<float, Large, 4>(call, plan.simt.splits)
+                   : simt_launch<float, Large, 1>(call, plan.simt.splits);
+}
+
+static int64_t float32_workspace(const cuda_ops_gemm_problem &problem, const Float32Plan &plan)
+{
+    if (plan.wide)
+        return 0;
+    return plan.simt.tile == LARGE ? simt_workspace<Large>(problem, plan.simt.splits)
+                                   : simt_workspace<Small>(problem, plan.simt.splits);
+}
+
+// Whether the sizes let rows be copied by vectors, as far as is known without the pointers.
+static bool sizes_take_vectors(const cuda_ops_gemm_problem &problem)
+{
+    return simt_takes_vectors<float>({nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr});
+}
+
+static cuda_ops_status gemm_simt_float32(const GemmCall &call, GemmDevice device)
+{
+    const bool sizes = sizes_take_vectors(call.problem), vectors = simt_takes_vectors<float>(call);
+    Float32Plan plan = plan_float32(call.problem, device, sizes);
+    if (sizes && !vectors) // Small needs no more of the workspace, which is planned by the sizes
+        plan = {{SMALL, plan.wide ? 1 : plan.simt.splits, 0}, false};
+    return launch_float32(call, device, plan, vectors);
 }
 
 static int64_t gemm_simt_float32_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr};
-    const bool vectors = simt_takes_vectors<float>(call); // misaligned pointers take Small, which needs no more
-    const Float32Plan plan = plan_float32(problem, device, vectors);
-    if (plan.wide)
-        return 0;
-    return vectors && plan.simt.tile == LARGE ? simt_workspace<Large>(problem, plan.simt.splits)
-                                              : simt_workspace<Small>(problem, plan.simt.splits);
+    return float32_workspace(problem, plan_float32(problem, device, sizes_take_vectors(problem)));
+}
+
+// A plan of the caller's: tile 0 is the choice's own, the others are those of CHOICES, and the last is that of
+// float32_sm90.cu.
+static constexpr int WIDE_TILE = 1 + sizeof(CHOICES) / sizeof(SimtChoice);
+
+static Float32Plan named_plan(const GemmPlan &plan)
+{
+    return {{plan.tile - 1, plan.splits, 0}, plan.tile == WIDE_TILE};
+}
+
+bool gemm_simt_takes(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    if (plan.tile == 0)
+        return plan.splits == 1;
+    if (call.problem.dtype != CUDA_OPS_FLOAT32 || plan.tile > WIDE_TILE || plan.splits > SIMT_MOST_SPLITS ||
+        (plan.splits > 1 && (call.problem.preactivation || call.problem.batch > MAX_GRID)))
+        return false;
+    const bool vectors = simt_takes_vectors<float>(call);
+    if (plan.tile == WIDE_TILE)
+        return vectors && gemm_simt_has_sm90(device) && plan.splits == 1 && call.problem.k > 0;
+    return vectors || plan.tile - 1 == LARGE || plan.tile - 1 == SMALL;
+}
+
+int64_t gemm_simt_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan)
+{
+    return plan.tile == 0 ? gemm_simt_workspace(problem, device) : float32_workspace(problem, named_plan(plan));
+}
+
+cuda_ops_status gemm_simt_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    return plan.tile == 0 ? gemm_simt(call, device)
+                          : launch_float32(call, device, named_plan(plan), simt_takes_vectors<float>(call));
 }
 
 double gemm_simt_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    // The start of a call, and an SM's multiply-adds in a microsecond: on an H200 197e3 at 2048^3, 195e3 at 1024^3. And
-    // how much longer they take where copies are of an element each.
-    constexpr double START = 4, SPEED = 196e3, BY_ELEMENTS = 1.8;
-    const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr};
-    const double time = plan_float32(problem, device, true).simt.time / SPEED;
-    return START + (simt_takes_vectors<float>(call) ? time : BY_ELEMENTS * time);
+    // The start of a call, and an SM's multiply-adds in a microsecond: on an H200 197e3 at 2048^3, 195e3 at 1024^3.
+    constexpr double START = 3.3, SPEED = 196e3;
+    return START + plan_float32(problem, device, sizes_take_vectors(problem)).simt.time / SPEED;
 }
 
 Answer gemm_simt_supports(const GemmCall &, GemmDevice)

@@ -6,7 +6,7 @@
 #include "gemm/sm90/kernel.cuh"
 #include "gemm/sm90/lean.h"
 
-// Of a ping-pong tile with whole lines in the epilogue's buffers and a stage less.
+// Of a tile with whole lines in the epilogue's buffers and a stage less.
 template <typename Whole>
 struct LeanTile : Whole {
     static constexpr int STAGES = Whole::STAGES + 1;
@@ -20,16 +20,18 @@ struct LeanTile : Whole {
     static_assert(SHARED_BYTES + 1024 <= 233472, "an SM's shared memory");
 };
 
-// 9: a width between 128 and 192. 10: the blocks of a cluster are side by side and share A, which is the longer one
-// where rows are many, and an odd number of rows of tiles leaves none of them idle.
+// 10: the blocks of a cluster are side by side and share A, which is the longer one where rows are many, and an odd
+// number of rows of tiles leaves none of them idle. 11: for multiples of 224 columns, of which networks have many
+// (672), and a last wave that 192 or 256 fill badly. 12: for few columns and many rows, likewise.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_lean(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     // clang-format off
     switch (plan.tile) {
     //                                               M    N   cluster ping-pong stages
-    case 9: return launch<Tile<T, 128, 160, 2, 1, true, b_mn_major ? 4 : 5, a_mn_major, b_mn_major>>(call, device, plan);
     case 10: return launch<LeanTile<Tile<T, 128, 128, 1, 2, true, 5, a_mn_major, b_mn_major>>>(call, device, plan);
+    case 11: return launch<Tile<T, 128, 224, 2, 1, false, 4, a_mn_major, b_mn_major>>(call, device, plan);
+    case 12: return launch<LeanTile<Tile<T, 256, 128, 2, 1, false, 3, a_mn_major, b_mn_major>>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;

@@ -3,10 +3,9 @@
 // of a cluster have adjacent tiles, and each loads its part of the operand they share by multicast. Tiles are walked in
 // bands, so that concurrent ones share the L2. Ping-pong: each consumer has tiles of its own, and one multiplies during
 // the other's epilogue. Small matrices in batches take smaller blocks, two an SM, without clusters. k is split where
-// tiles are few; a pair of blocks may split it within a cluster (gemm/sm90/pair.cuh). gemm/sm90/lean.cuh has tiles without
-// gelu and with a stage more. The 16-bit tile of 80 columns
-// makes D or D^T, so that a D of few columns or few rows has a tile for every SM. gemm.cu picks the tile by
-// gemm/times.h. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start. Measured on
+// tiles are few; a pair of blocks may split it within a cluster (gemm/sm90/pair.cuh). gemm/sm90/lean.cuh has tiles
+// without gelu and with a stage more, gemm/sm90/triple.cuh such of 192 rows. The 16-bit tile of 80 columns makes D or
+// D^T, so that a D of few columns or few rows has a tile for every SM. gemm.cu picks the tile by gemm/times.h. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start. Measured on
 // an H200 against cuBLAS: bf16 1024^3 0.97 to 1.01, 2048^3 1.00, 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256
 // 1.14 to 1.20; TF32 1.00 to 1.47 by storage order; 256 products of 128 x 128 x 64 bf16 0.96 to 1.05, TF32 0.98 to 1.18
 // (benchmarks/notes/gemm.md).
@@ -16,6 +15,7 @@
 #include "gemm/sm90/gelu.h"
 #include "gemm/sm90/lean.h"
 #include "gemm/sm90/tile.cuh"
+#include "gemm/sm90/triple.h"
 
 Answer gemm_sm90_supports(const GemmCall &call, GemmDevice device)
 {
@@ -50,11 +50,19 @@ int64_t gemm_sm90_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPl
 // batches, and the one of them that does not transpose B.
 static constexpr int D_OR_TRANSPOSED = 4, SMALL = 6, TF32_SMALL = 4, TF32_UNTRANSPOSED = 5;
 // The first and last of the 16-bit tiles of lean.cuh.
-static constexpr int FIRST_LEAN = 9, LAST_LEAN = 10;
+static constexpr int FIRST_LEAN = 10, LAST_LEAN = 12;
 
 static bool is_lean(int tile)
 {
     return tile >= FIRST_LEAN && tile <= LAST_LEAN;
+}
+
+// Those of triple.cuh.
+static constexpr int FIRST_TRIPLE = 13, LAST_TRIPLE = 15;
+
+static bool is_triple(int tile)
+{
+    return tile >= FIRST_TRIPLE && tile <= LAST_TRIPLE;
 }
 
 // The 16-bit tiles that a cluster of two blocks makes, each with half of k. That of 128 columns makes D only, the
@@ -73,7 +81,7 @@ bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
         const bool k_contiguous = swapped ? !p.transpose_a : p.transpose_b;
         return (!swapped || tile != PAIR_128) && (k_contiguous || (tile != PAIR_96 && tile != PAIR_160));
     }
-    // The tiles for batches have no gelu, nor have those of lean.cuh.
+    // The tiles for batches have no gelu, nor have those of lean.cuh and triple.cuh.
     if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || p.activation > CUDA_OPS_GEMM_RELU))
         return false;
     if (tf32)
@@ -103,7 +111,7 @@ bool gemm_sm90_takes_gelu_backward(const GemmCall &call, GemmDevice device, cons
     GemmCall of_preactivation = call;
     of_preactivation.d = const_cast<void *>(preactivation);
     GemmPlan plan = gemm_sm90_plan(p, device);
-    if (is_lean(plan.tile)) { // the best of those that have gelu instead
+    if (is_lean(plan.tile) || is_triple(plan.tile)) { // the best of those that have gelu instead
         cuda_ops_gemm_problem other = p;
         other.activation = CUDA_OPS_GEMM_GELU;
         plan = gemm_sm90_plan(other, device);
@@ -125,6 +133,8 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
             return gemm_sm90_pair_bfloat16(call, device, plan);
         if (is_lean(plan.tile))
             return gemm_sm90_lean_bfloat16(call, device, plan);
+        if (is_triple(plan.tile))
+            return gemm_sm90_triple_bfloat16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_bfloat16(call, device, plan);
         if (has_gelu_kernel(call, plan))
@@ -136,6 +146,8 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
             return gemm_sm90_pair_float16(call, device, plan);
         if (is_lean(plan.tile))
             return gemm_sm90_lean_float16(call, device, plan);
+        if (is_triple(plan.tile))
+            return gemm_sm90_triple_float16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_float16(call, device, plan);
         if (has_gelu_kernel(call, plan))
