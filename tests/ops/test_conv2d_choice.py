@@ -46,10 +46,12 @@ def test_eight_channels_go_to_mma_where_the_halo_does_not_fit():
 
 
 def test_groups_with_enough_channels_go_to_wgmma():
-    for image, weight in (((64, 896, 20, 20), (896, 128, 3, 3)), ((4, 1056, 28, 28), (1056, 264, 3, 3))):
-        groups = image[1] // weight[1]
-        assert set(chosen(image, weight, groups=groups, padding=1).values()) == {"sm90"}
+    assert set(chosen((64, 896, 20, 20), (896, 128, 3, 3), groups=7, padding=1, stride=2).values()) == {"sm90"}
+    ragged = chosen((4, 1056, 28, 28), (1056, 264, 3, 3), groups=4, padding=1)
+    assert ragged == {"forward": "sm90", "gradient of input": "sm90", "gradient of weight": "mma"}
     # Slices of 64 channels would be mostly empty.
+    narrow = chosen((16, 168, 40, 40), (168, 24, 3, 3), groups=7, padding=1, stride=2)
+    assert narrow == {"forward": "mma", "gradient of input": "sm90", "gradient of weight": "mma"}
     assert set(chosen((64, 256, 28, 28), (256, 8, 3, 3), groups=32, padding=1).values()) == {"mma"}
 
 
@@ -58,6 +60,7 @@ def test_odd_channels_are_padded_for_tensor_cores(channels_last):
     half = {"dtype": torch.float16, "channels_last": channels_last, "padding": 1}
     assert set(chosen((32, 516, 10, 10), (468, 516, 3, 3), **half).values()) == {"padded"}
     assert set(chosen((128, 78, 28, 28), (130, 6, 3, 3), groups=13, **half).values()) == {"padded"}
+    assert set(chosen((16, 252, 20, 20), (252, 18, 3, 3), groups=14, stride=2, **half).values()) == {"padded"}
     # What the copies take, CUDA cores have done the sums in.
     assert chosen((1, 5, 5, 5), (7, 5, 3, 3), **half)["forward"] == "simt"
 

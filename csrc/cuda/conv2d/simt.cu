@@ -441,7 +441,12 @@ double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device)
         return 0;
     const Plan plan = plan_of(call);
     const problem &p = plan.p;
-    const int64_t inner = p.axes[p.inner].extent, depth = p.split_extent < inner ? p.split_extent : inner;
+    int64_t inner = p.axes[p.inner].extent;
+    if (plan.phases > 1) // their mean, of which the plan's, phase 0, may be far from
+        inner =
+            ceil_div(call.sizes.out_channels / call.sizes.groups * call.sizes.kernel_height * call.sizes.kernel_width,
+                     plan.phases);
+    const int64_t depth = p.split_extent < inner ? p.split_extent : inner;
     const double blocks = (double)row_tiles(p, plan.tile) * (double)column_tiles(p, plan.tile) * p.splits *
                           (double)plan.phases * (double)call.sizes.groups;
     const tile &t = TILES[plan.tile];

@@ -208,6 +208,7 @@ double conv2d_mma_microseconds(const ConvCall &call, ConvDevice device)
     };
     constexpr Times WIDE = {33, 4}, NARROW = {21, 3.5};
     constexpr double START = 2, RELAYOUT_RATE = 1.5e6, SUM_RATE = 3e6;
+    constexpr double UNEVEN = 1.35; // stride phases have sums of different lengths, and the longest are waited for
     if (device.multiprocessors < 1)
         return 0;
     const cuda_ops_conv2d_sizes &s = call.sizes;
@@ -238,6 +239,8 @@ double conv2d_mma_microseconds(const ConvCall &call, ConvDevice device)
             time += START + 2 * (double)weight * element / RELAYOUT_RATE;
     }
     const Times &t = tile == 128 ? WIDE : NARROW;
+    const bool strided = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s.stride_height * s.stride_width > 1;
     const double rounds = blocks / (2 * device.multiprocessors);
-    return time + (rounds < 4 ? ceil(rounds) : rounds) * (t.sum * k * element / 2 / 1024 + t.rest);
+    return time +
+           (strided ? UNEVEN : 1) * (rounds < 4 ? ceil(rounds) : rounds) * (t.sum * k * element / 2 / 1024 + t.rest);
 }

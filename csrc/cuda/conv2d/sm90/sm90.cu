@@ -542,26 +542,33 @@ cuda_ops_status conv2d_sm90(const ConvCall &call, ConvDevice device)
 
 double conv2d_sm90_microseconds(const ConvCall &call, ConvDevice device)
 {
-    // A launch, and how fast small kernels copy or add up.
-    constexpr double START = 2, COPY_RATE = 1.5e6;
+    // A launch, and how fast small kernels copy, and write a weight out of one sum, in vectors of four.
+    constexpr double START = 2, COPY_RATE = 1.5e6, WRITE_RATE = 20e3;
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const Steps steps = steps_of(call, device);
-    const double element = call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
     double time = START;
     if (steps.relayouts || steps.transposes > 0)
         time += START + 2 * (double)steps.other_bytes / COPY_RATE;
     if (steps.transposes > 1)
         time += TRANSPOSE_START + 2 * (double)steps.source_bytes / TRANSPOSE_RATE;
     if (steps.sums_splits && steps.plan.splits == 1) // the plan has counted more
-        time += START + (double)steps.split_bytes * (1 + element / 4) / COPY_RATE;
+        time += START + (double)(s.out_channels * steps.padded_width) / 4 / WRITE_RATE;
+    // On an H100 the tiles of groups take longer than the table's, the more the fewer of a stage's channels are there.
+    const int64_t channels = steps.product.grid.channels, row = SWIZZLE_ROW / (call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2);
+    const double missing = 1 - (double)channels / (double)(ceil_div(channels, row) * row);
+    const bool weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
+    const double slower = s.groups == 1      ? 1
+                          : is_strided(call) ? 1.05 + 0.7 * missing
+                                             : 1.1 + (weight ? 2 : 1) * missing;
     if (!is_strided(call))
-        return time + steps.plan.time + START * (double)(ceil_div(s.groups, groups_at_once(steps.product, 1)) - 1);
+        return time + slower * steps.plan.time +
+               START * (double)(ceil_div(s.groups, groups_at_once(steps.product, 1)) - 1);
     ConvProduct products[MOST_PHASES];
     const int count = products_of_phases(products, steps.product, s);
     for (int i = 0; i < count; i += MOST_PHASES_TOGETHER) {
         const int together = phases_together(count - i);
         const int64_t launches = ceil_div(s.groups, groups_at_once(steps.product, together));
-        time += plan_of_phases(products + i, together, device).time + START * (double)(launches - (i == 0));
+        time += slower * plan_of_phases(products + i, together, device).time + START * (double)(launches - (i == 0));
     }
     return time;
 }
