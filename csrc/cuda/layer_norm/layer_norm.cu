@@ -48,9 +48,11 @@ static cuda_ops_status in_registers(const LayerNormCall &call, const Device &dev
     return call.backward ? layer_norm_backward(call, shape, device) : layer_norm_forward(call, shape);
 }
 
-static PathTable<LayerNormCall, 3> table = {
+static PathTable<LayerNormCall, 4> table = {
     {"CUDA_OPS_LAYER_NORM_PATH"},
-    {{"registers", "layer_norm/forward.cu", "layer_norm_forward_kernel layer_norm_backward_kernel",
+    {{"unaligned_row", "layer_norm/unaligned_row.cu", "layer_norm_forward_unaligned_kernel",
+      layer_norm_unaligned_row_supports, layer_norm_unaligned_row_is_fast, nullptr, layer_norm_unaligned_row},
+     {"registers", "layer_norm/forward.cu", "layer_norm_forward_kernel layer_norm_backward_kernel",
       layer_norm_registers_supports, nullptr, in_registers_workspace, in_registers},
      {"cluster", "layer_norm/forward.cu", "layer_norm_forward_kernel layer_norm_backward_kernel",
       layer_norm_cluster_supports, nullptr, in_registers_workspace, in_registers},
