@@ -10,7 +10,7 @@ static void batch_norm(int64_t number)
     const bool half = bytes_of(dtype) == 2, full = half && one_in(2);
     const cuda_ops_dtype parameters = full ? CUDA_OPS_FLOAT32 : dtype;
     const int64_t inner = one_in(5) ? 1 : random_size(one_in(4) ? 600 : 60);
-    const int64_t outer = random_size(one_in(4) ? 2000 / inner + 2 : 5) + (inner == 1), channels = random_size(40);
+    const int64_t outer = random_size(one_in(4) ? 2000 / inner + 2 : 5) + (inner == 1), channels = random_size(90);
     const int64_t values = outer * inner, count = values * channels;
     if (values < 2)
         return;

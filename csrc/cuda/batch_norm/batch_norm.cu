@@ -15,8 +15,8 @@ static Answer split_supports(const NormCall &, const Device &)
 
 static PathTable<NormCall, 4> table = {
     {"CUDA_OPS_BATCH_NORM_PATH"},
-    {{"groups", "batch_norm/groups.cu", "groups_forward_kernel groups_backward_kernel", batch_norm_groups_supports,
-      batch_norm_groups_is_fast, nullptr, batch_norm_groups},
+    {{"groups", "batch_norm/groups.cu", "groups_backward_kernel", batch_norm_groups_supports, batch_norm_groups_is_fast,
+      nullptr, batch_norm_groups},
      {"resident", "batch_norm/resident.cu", "resident_forward_kernel resident_backward_kernel",
       batch_norm_resident_supports, nullptr, nullptr, batch_norm_resident},
      {"rows", "batch_norm/rows.cu", "rows_moments_kernel rows_normalize_kernel rows_sums_kernel rows_grad_input_kernel",

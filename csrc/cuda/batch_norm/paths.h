@@ -26,7 +26,7 @@ struct NormCall {
     cudaStream_t stream;
 };
 
-// Neighbouring channels in the shared memory of one block (batch_norm/groups.cu).
+// Neighbouring channels in the shared memory of one block, backward (batch_norm/groups.cu).
 Answer batch_norm_groups_supports(const NormCall &call, const Device &device);
 Answer batch_norm_groups_is_fast(const NormCall &call, const Device &device);
 cuda_ops_status batch_norm_groups(const NormCall &call, const Device &device);

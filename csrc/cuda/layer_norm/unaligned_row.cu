@@ -10,6 +10,8 @@
 static constexpr int ROW_THREADS = 256;         // of a block
 static constexpr int FEWEST_THREADS = 8;        // of a row: as many as an end has elements, and more
 static constexpr int64_t MOST_BYTES = 46 << 10; // of shared memory for parameters
+static constexpr int64_t MANY_ROWS = 8;         // of a multiprocessor
+static constexpr int PARAMETERS_OF_THREAD = 4;  // that it brings to shared memory, where rows are fewer
 
 // Where column c's parameter lies.
 __host__ __device__ __forceinline__ constexpr int64_t skewed(int64_t c)
@@ -125,13 +127,33 @@ Answer layer_norm_unaligned_row_supports(const LayerNormCall &call, const Device
     return shared_bytes_of(call) <= MOST_BYTES ? YES : no("weight and bias do not fit into shared memory");
 }
 
-Answer layer_norm_unaligned_row_is_fast(const LayerNormCall &call, const Device &)
+// How rows are laid on threads: a row's, its vectors of each, and the rows of a block.
+struct Share {
+    int threads, vectors, slots;
+};
+
+static Share share_of(const LayerNormCall &call, const Device &device)
+{
+    const int64_t vectors = call.cols * dtype_size(call.dtype) / 16;
+    const int each = vectors <= 4 * WARP_SIZE ? 4 : 8, threads = round_threads(ceil_div(vectors, each));
+    Share share = {threads < FEWEST_THREADS ? FEWEST_THREADS : threads, each, 1};
+    share.slots = choose_slots(share.threads, ROW_THREADS, call.rows, device.multiprocessors);
+    return share;
+}
+
+// A block that has few rows has few threads too, and takes long to bring the parameters to shared memory.
+Answer layer_norm_unaligned_row_is_fast(const LayerNormCall &call, const Device &device)
 {
     if (call.cols <= WARP_SIZE)
         return no("rows of up to 32 elements are read by single ones");
-    return call.cols * dtype_size(call.dtype) % 16 == 0 && is_aligned_16(call.input)
-               ? no("rows are whole vectors, aligned to 16 bytes")
-               : YES;
+    if (call.cols * dtype_size(call.dtype) % 16 == 0 && is_aligned_16(call.input))
+        return no("rows are whole vectors, aligned to 16 bytes");
+    const Share share = share_of(call, device);
+    const int threads = share.threads * share.slots;
+    return call.rows >= MANY_ROWS * device.multiprocessors ||
+                   (threads >= ROW_THREADS / 2 && call.cols <= PARAMETERS_OF_THREAD * threads)
+               ? YES
+               : no("rows are too few for what their blocks do before");
 }
 
 template <typename T, int VECTORS>
@@ -150,20 +172,16 @@ template <typename T>
 static void launch_rows(const LayerNormCall &call, const Device &device)
 {
     typedef accumulate_type<T> A;
-    const int64_t vectors = call.cols / vector16<T>::size;
-    const bool is_short = vectors <= 4 * WARP_SIZE;
-    const int threads = round_threads(ceil_div(vectors, is_short ? 4 : 8));
+    const Share share = share_of(call, device);
     ForwardRows<T> a = {};
     a.output = (T *)call.output, a.mean = call.mean, a.rstd = (A *)call.rstd, a.input = (const T *)call.input;
     a.weight = call.weight, a.bias = call.bias, a.rows = call.rows, a.cols = (int)call.cols;
-    a.threads = threads < FEWEST_THREADS ? FEWEST_THREADS : threads;
-    a.eps = (A)call.eps, a.inverse_cols = A(1) / (A)call.cols;
+    a.threads = share.threads, a.eps = (A)call.eps, a.inverse_cols = A(1) / (A)call.cols;
     a.rms = call.rms, a.full_parameters = call.parameter_dtype != call.dtype;
-    const int slots = choose_slots(a.threads, ROW_THREADS, call.rows, device.multiprocessors);
-    if (is_short)
-        launch<T, 4>(call, a, slots, device);
+    if (share.vectors == 4)
+        launch<T, 4>(call, a, share.slots, device);
     else
-        launch<T, 8>(call, a, slots, device);
+        launch<T, 8>(call, a, share.slots, device);
 }
 
 cuda_ops_status layer_norm_unaligned_row(const LayerNormCall &call, const Device &device)
