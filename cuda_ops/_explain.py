@@ -342,7 +342,9 @@ def _adaptive_pool(ask, a, largest=False):
     scattered = largest and input.shape[-2] * input.shape[-1] >= 16 * outputs[0] * outputs[1]
     spread = not largest and layout == "planes" and outputs == [1, 1]
     backward = "scatter" if scattered else "spread" if spread else f"backward_{layout}"
-    yield ask.single("forward", "adaptive_pool2d.cu", f"adaptive_forward_{layout}_kernel")
+    plane = input.shape[-2] * input.shape[-1] * input.element_size()
+    forward = "mean_kept" if spread and plane <= 2048 and plane % 16 != 0 else f"forward_{layout}"
+    yield ask.single("forward", "adaptive_pool2d.cu", f"adaptive_{forward}_kernel")
     yield ask.single("gradient of input", "adaptive_pool2d.cu", f"adaptive_{backward}_kernel")
 
 

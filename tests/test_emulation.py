@@ -34,6 +34,8 @@ OPS = {
     "scatter": (["scatter.cu"], 40),
     "reduction": (["reduction"], 60),
     "histogram": (["histogram/histogram.cu"], 40),
+    "adaptive_pool2d": (["adaptive_pool2d.cu", "reduction"], 60),
+    "batch_norm": (["batch_norm", "common/paths.cu"], 40),
     "layer_norm": (["layer_norm", "common/paths.cu"], 30),
     "round_list": (["round_list.cu"], 60),
     "softmax": (

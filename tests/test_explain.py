@@ -190,6 +190,10 @@ def test_what_the_size_decides():
         "forward": "resident",
         "gradients": "resident",
     }
+    many = {"training": True, "capability": "9.0"}
+    assert chosen(F.batch_norm, meta(8, 3024, 7, 7), **many) == {"forward": "resident", "gradients": "groups"}
+    for shape in [(8, 3024, 8, 8), (64, 3024, 7, 7), (8, 2048, 7, 7)]:
+        assert set(chosen(F.batch_norm, meta(*shape), **many).values()) == {"resident"}
     assert set(chosen(F.batch_norm, meta(512, 16, 56, 56), training=True, capability="9.0").values()) == {"split"}
     assert set(chosen(F.batch_norm, meta(8, 16, 7, 7), capability="9.0").values()) == {"split"}
     assert chosen(F.log_softmax, meta(8, 1000), 1, capability="9.0")["forward"] == "row"
@@ -209,6 +213,11 @@ def test_what_the_size_decides():
     assert chosen(F.masked_softmax, meta(8, 50257), capability="9.0")["forward"] == "split"
     assert chosen(F.masked_softmax, meta(8, 8192), capability="9.0")["forward"] == "row"
     assert set(chosen(F.layer_norm, meta(8, 768), (768,), capability="9.0").values()) == {"registers"}
+    for rows, forward in [(8, "streamed"), (300, "registers"), (8192, "unaligned_row")]:
+        assert chosen(F.layer_norm, meta(rows, 1156, dtype=torch.bfloat16), (1156,), capability="9.0") == {
+            "forward": forward,
+            "gradients": "registers",
+        }
     assert chosen(F.layer_norm, meta(8, 8192), (8192,), capability="9.0") == {
         "forward": "registers",
         "gradients": "cluster",

@@ -1,10 +1,11 @@
 // adaptive_avg_pool2d, adaptive_max_pool2d: the mean or the largest element of windows that follow from the sizes
 // (cuda_ops/adaptive_pool2d.h); backward gathers from the windows over each position, in a fixed order.
 // Planes, forward: `lanes` neighbouring threads have a window and go down its rows, so that what a warp loads lies side
-// by side; windows as wide as the plane are one run of 16-byte vectors. channels_last: a thread has 16 bytes of channels
-// of a window, or of its every `lanes`-th row. Backward: four columns of a plane, or 16 bytes of channels, a thread.
-// Means of few and large planes are the reduction's (reduction/), which cuts them. Bound by memory: one read of the
-// larger of input and output, and one write.
+// by side; windows as wide as the plane are one run, of 16-byte vectors where these are whole. Of means of small planes
+// that are no whole vectors (7x7, 15x15) a block has several, which together are, in shared memory. channels_last: a
+// thread has 16 bytes of channels of a window, or of its every `lanes`-th row. Backward: four columns of a plane, or 16
+// bytes of channels, a thread. Means of few and large planes are the reduction's (reduction/), which cuts them. Bound by
+// memory: one read of the larger of input and output, and one write.
 #include "cuda_ops/adaptive_pool2d.h"
 
 #include "common/aligned_vector.cuh"
@@ -14,7 +15,16 @@
 #include "cuda_ops/reduction.h"
 
 static constexpr int THREADS = 256;
-static constexpr int COLUMNS = 4; // of a thread in backward
+static constexpr int COLUMNS = 4;   // of a thread in backward
+static constexpr int IN_FLIGHT = 4; // loads of a thread that goes down a run
+static constexpr int WARPS = THREADS / WARP_SIZE;
+// Planes of a block that keeps them in shared memory: their number, a multiple of any dtype's vectors, and their bytes;
+// and the bytes of one.
+static constexpr int FEWEST_KEPT = 8;
+static constexpr int KEPT_BYTES = 8 << 10;
+static constexpr int64_t LARGEST_KEPT = 2 << 10;
+static constexpr int64_t KEPT_BLOCKS = 132 * 2; // of large GPUs
+static constexpr int64_t LARGE_PLANE = 1 << 14;
 static constexpr int MOST_LANES_OF_CHANNELS = 16;
 static constexpr int SCATTERED_WINDOWS = 16;        // positions from which on maxima's gradients are scattered
 static constexpr int64_t BACKWARD_BLOCKS = 132 * 8; // of large GPUs
@@ -92,14 +102,36 @@ struct Pooled {
     }
 };
 
+// Calls add(run[k], k) for k = lane, lane + lanes, ... below `count`, in this order, IN_FLIGHT loads at a time: also the
+// last ones, which are all that there are of a short run.
+template <typename V, typename Add>
+__device__ __forceinline__ void for_run(const V *run, int count, int lane, int lanes, int64_t pitch, Add add)
+{
+    for (uint32_t first = lane; first < (uint32_t)count; first += IN_FLIGHT * lanes) {
+        V x[IN_FLIGHT];
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; i++)
+            if (first + i * lanes < (uint32_t)count)
+                x[i] = run[(first + i * lanes) * pitch];
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; i++)
+            if (first + i * lanes < (uint32_t)count)
+                add(x[i], (int)(first + i * lanes));
+    }
+}
+
 template <typename T, int COUNT, bool MAX>
 __global__ void __launch_bounds__(THREADS) adaptive_forward_planes_kernel(T *output, int64_t *indices, const T *input,
                                                                           const __grid_constant__ AdaptivePlan plan)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> V;
+    __shared__ A values[WARPS];
+    __shared__ int places[MAX ? WARPS : 1];
     const int lanes = plan.lanes, lane = threadIdx.x % lanes, slots = THREADS / lanes;
     const int pitch = plan.width.input;
+    wait_for_predecessor();
+    release_successor();
     for (int64_t first = (int64_t)blockIdx.x * slots; first < plan.units; first += (int64_t)gridDim.x * slots) {
         const int64_t unit = first + threadIdx.x / lanes;
         Pooled<A, MAX> pooled;
@@ -116,14 +148,11 @@ __global__ void __launch_bounds__(THREADS) adaptive_forward_planes_kernel(T *out
             count = rows * width;
             pooled = Pooled<A, MAX>(at);
             if (width == pitch) {
-                const V *const run = reinterpret_cast<const V *>(in + at);
-#pragma unroll 4
-                for (int k = lane; k < count / COUNT; k += lanes) {
-                    const V x = run[k];
+                for_run(reinterpret_cast<const V *>(in + at), count / COUNT, lane, lanes, 1, [&](const V &x, int k) {
 #pragma unroll
                     for (int e = 0; e < COUNT; e++)
                         pooled.add(element_of(x, e), at + k * COUNT + e);
-                }
+                });
             } else if (width <= lanes) {
                 if (lane < width)
 #pragma unroll 4
@@ -136,9 +165,22 @@ __global__ void __launch_bounds__(THREADS) adaptive_forward_planes_kernel(T *out
                         pooled.add(load_as_accumulate(in[at + h * pitch + w]), at + h * pitch + w);
             }
         }
-        for (int offset = lanes / 2; offset > 0; offset /= 2) {
+        for (int offset = (lanes < WARP_SIZE ? lanes : WARP_SIZE) / 2; offset > 0; offset /= 2) {
             const A other = __shfl_xor_sync(FULL_WARP, pooled.value, offset);
             pooled.merge(other, MAX ? __shfl_xor_sync(FULL_WARP, pooled.index, offset) : 0);
+        }
+        if (lanes > WARP_SIZE) {
+            const int warp = threadIdx.x / WARP_SIZE;
+            if (threadIdx.x % WARP_SIZE == 0) {
+                values[warp] = pooled.value;
+                if (MAX)
+                    places[MAX ? warp : 0] = pooled.index;
+            }
+            __syncthreads();
+            if (lane == 0)
+                for (int other = warp + 1; other < warp + lanes / WARP_SIZE; other++)
+                    pooled.merge(values[other], MAX ? places[MAX ? other : 0] : 0);
+            __syncthreads(); // before the next windows overwrite these
         }
         if (lane == 0 && unit < plan.units) {
             output[unit] = store_from_accumulate<T>(MAX ? pooled.value : pooled.value / (A)count);
@@ -185,9 +227,7 @@ __global__ void __launch_bounds__(THREADS) adaptive_forward_channels_kernel(T *o
                     pooled[e].add(element_of(x, e), at + offset);
             };
             if (width == pitch) {
-#pragma unroll 4
-                for (int k = lane; k < count; k += lanes)
-                    add(in[(int64_t)k * plan.column], k);
+                for_run(in, count, lane, lanes, plan.column, add);
             } else {
                 for (int h = lane; h < rows; h += lanes)
 #pragma unroll 4
@@ -224,6 +264,41 @@ __global__ void __launch_bounds__(THREADS) adaptive_forward_channels_kernel(T *o
             }
             store_vector(reinterpret_cast<V *>(output) + unit, vector_of<T>(results));
         }
+    }
+}
+
+// Means of whole planes of `plane` elements. A block has `count` planes at a time, whose elements are whole vectors
+// together, and THREADS / count threads have each of them.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    adaptive_mean_kept_kernel(T *output, const T *input, int64_t planes, int plane, int count)
+{
+    typedef accumulate_type<T> A;
+    typedef vector16<T> V;
+    extern __shared__ __align__(16) unsigned char memory[];
+    T *const kept = (T *)memory;
+    const int lanes = THREADS / count, lane = threadIdx.x % lanes, mine = threadIdx.x / lanes;
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t first = (int64_t)blockIdx.x * count; first < planes; first += (int64_t)gridDim.x * count) {
+        const int here = (int)(planes - first < count ? planes - first : count), elements = here * plane;
+        const T *const in = input + first * plane;
+        for_run(reinterpret_cast<const V *>(in), elements / V::size, threadIdx.x, THREADS, 1,
+                [&](const V &x, int k) { ((V *)memory)[k] = x; });
+        const int tail = elements / V::size * V::size + threadIdx.x;
+        if (tail < elements)
+            kept[tail] = in[tail];
+        __syncthreads();
+        A sum = 0;
+        if (mine < here)
+#pragma unroll 4
+            for (int e = lane; e < plane; e += lanes)
+                sum += load_as_accumulate(kept[mine * plane + e]);
+        for (int offset = lanes / 2; offset > 0; offset /= 2)
+            sum += __shfl_xor_sync(FULL_WARP, sum, offset);
+        if (lane == 0 && mine < here)
+            output[first + mine] = store_from_accumulate<T>(sum / (A)plane);
+        __syncthreads(); // before the next planes overwrite these
     }
 }
 
@@ -485,12 +560,27 @@ static int64_t outputs_of(const cuda_ops_adaptive_pool2d *pool)
     return pool->batch * pool->channels * pool->height.output * pool->width.output;
 }
 
-// Global means of which there are too few for a warp each.
+// Global means of which there are too few for a block each, or, of large ones, for a warp.
 static bool is_reduction(const cuda_ops_adaptive_pool2d *pool)
 {
     const int64_t positions = (int64_t)pool->height.input * pool->width.input;
-    const int64_t threads = pool->batch * pool->channels * (pool->channels_last ? MOST_LANES_OF_CHANNELS / 4 : 32);
-    return is_global(pool) && positions >= 256 && threads < ENOUGH_THREADS / 4;
+    const int lanes = pool->channels_last ? MOST_LANES_OF_CHANNELS / 4 : positions < LARGE_PLANE ? THREADS : WARP_SIZE;
+    return is_global(pool) && positions >= 256 && pool->batch * pool->channels * lanes < ENOUGH_THREADS / 4;
+}
+
+// Global means of planes that are no whole vectors, and that several of a block keep in shared memory: how many; 0 for
+// none.
+template <typename T>
+static int kept_planes(const cuda_ops_adaptive_pool2d *pool, const T *input)
+{
+    const int64_t plane = (int64_t)pool->height.input * pool->width.input, planes = pool->batch * pool->channels;
+    if (!is_global(pool) || pool->channels_last || !is_aligned_16(input) || plane % vector16<T>::size == 0 ||
+        plane * (int64_t)sizeof(T) > LARGEST_KEPT)
+        return 0;
+    int count = FEWEST_KEPT;
+    while (count < THREADS && count * 2 * plane * (int64_t)sizeof(T) <= KEPT_BYTES && planes >= count * 2 * KEPT_BLOCKS)
+        count *= 2;
+    return count;
 }
 
 static cuda_ops_reduction_sizes reduction_sizes(const cuda_ops_adaptive_pool2d *pool)
@@ -531,19 +621,30 @@ static cuda_ops_status adaptive_forward(T *output, int64_t *indices, const T *in
                              input, plan);
         return launch_status();
     }
+    if constexpr (!MAX) {
+        const int count = kept_planes(pool, input);
+        if (count > 0) {
+            launch_dependent(adaptive_mean_kept_kernel<T>, clamp_grid(ceil_div(outputs, count)), THREADS,
+                             (size_t)(count * plane) * sizeof(T), stream, output, input, outputs, (int)plane, count);
+            return launch_status();
+        }
+    }
     AdaptivePlan plan = plan_of(pool, outputs, 1);
     // Runs are whole vectors if planes are, and the rows that windows begin at.
     const bool runs = pool->width.output == 1;
     const bool vectors =
         runs && aligned && plane % SIZE == 0 && (pool->height.output == 1 || pool->width.input % SIZE == 0);
     const int64_t share = runs ? ceil_div((int64_t)rows * width, vectors ? SIZE * 4 : 4) : width <= 4 ? 1 : width;
-    while (plan.lanes < WARP_SIZE && plan.lanes < share)
+    while (plan.lanes < share &&
+           (plan.lanes < WARP_SIZE || (runs && plan.lanes < THREADS && plan.units * plan.lanes * 2 <= ENOUGH_THREADS)))
         plan.lanes *= 2;
     const unsigned int grid = clamp_grid(ceil_div(plan.units, THREADS / plan.lanes));
     if (vectors)
-        adaptive_forward_planes_kernel<T, SIZE, MAX><<<grid, THREADS, 0, stream>>>(output, indices, input, plan);
+        launch_dependent(adaptive_forward_planes_kernel<T, SIZE, MAX>, grid, THREADS, 0, stream, output, indices, input,
+                         plan);
     else
-        adaptive_forward_planes_kernel<T, 1, MAX><<<grid, THREADS, 0, stream>>>(output, indices, input, plan);
+        launch_dependent(adaptive_forward_planes_kernel<T, 1, MAX>, grid, THREADS, 0, stream, output, indices, input,
+                         plan);
     return launch_status();
 }
 

@@ -170,21 +170,6 @@ static void normalize_cpu(const char *op, const Tensor &output, const Tensor &wo
                   reads(residual, row));
 }
 
-// The running statistics after a batch of `count` values a channel.
-static void update(const char *op, const RunningStatistics &running, const Tensor &mean, const Tensor &variance,
-                   int64_t count)
-{
-    const cuda_ops_running_statistics &to = running.statistics;
-    if (to.mean && mean.is_cuda())
-        CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_update_cuda(to.mean, to.variance, mean.const_data_ptr<double>(),
-                                                            variance.const_data_ptr<double>(), mean.numel(), count,
-                                                            to.momentum, to.dtype, current_stream(op)));
-    else if (to.mean)
-        running.update_cpu(op, mean.const_data_ptr<double>(), variance.const_data_ptr<double>(), mean.numel(), count);
-    running.count_batch();
-    running.finish();
-}
-
 // As in PyTorch: one value has no variance.
 static void check_batch(const char *op, const Tensor &input, const Layout &l)
 {
@@ -227,10 +212,10 @@ forward_training(const char *op, const Tensor &input, const std::optional<Tensor
     if (x.is_cuda()) {
         CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_act_forward_training_cuda(
                                 output.data_ptr(), mean.data_ptr<double>(), variance.data_ptr<double>(),
-                                workspace.data_ptr(), x.const_data_ptr(), parameters.weight_data(),
+                                workspace.data_ptr(), &running.statistics, x.const_data_ptr(), parameters.weight_data(),
                                 parameters.bias_data(), epilogue ? &epilogue->given : nullptr, l.outer, l.channels,
                                 l.inner, eps, dtype, parameters.dtype, current_stream(op)));
-        update(op, running, mean, variance, l.outer * l.inner);
+        running.finish();
         return {output, mean, variance};
     }
     const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(l.outer, l.channels, l.inner);
@@ -244,7 +229,11 @@ forward_training(const char *op, const Tensor &input, const std::optional<Tensor
                                                               workspace.data_ptr(), channel_data(w), channel_data(b),
                                                               l.outer, l.channels, l.inner, eps, computed));
     normalize_cpu(op, output, workspace, x, l, epilogue, dtype);
-    update(op, running, mean, variance, l.outer * l.inner);
+    if (running.statistics.mean)
+        running.update_cpu(op, mean.const_data_ptr<double>(), variance.const_data_ptr<double>(), l.channels,
+                           l.outer * l.inner);
+    running.count_batch();
+    running.finish();
     return {output, mean, variance};
 }
 

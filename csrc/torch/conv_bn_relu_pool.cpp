@@ -186,8 +186,8 @@ static void batch_statistics(const char *op, const Tensor &statistics, const Ten
         const Tensor workspace = empty_bytes(cuda_ops_batch_norm_workspace_cuda(outer, channels, inner), conv_output);
 #endif
         CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_forward_training_cuda(
-                                nullptr, mean, variance, workspace.data_ptr(), conv_output.const_data_ptr(), nullptr,
-                                nullptr, outer, channels, inner, eps, dtype, dtype, current_stream(op)));
+                                nullptr, mean, variance, workspace.data_ptr(), nullptr, conv_output.const_data_ptr(),
+                                nullptr, nullptr, outer, channels, inner, eps, dtype, dtype, current_stream(op)));
         return;
     }
     const Tensor workspace = empty_bytes(cuda_ops_batch_norm_workspace_cpu(outer, channels, inner), conv_output);

@@ -54,6 +54,37 @@ def test_pytorchs(device, shape, size, few_values, memory_format, seed):
             assert ours.is_contiguous(memory_format=memory_format) and grad.is_contiguous(memory_format=memory_format)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 701, 7, 7), (64, 433, 5, 5), (1, 1061, 15, 15), (4, 300, 43, 43), (1, 400, 31, 33), (2, 264, 56, 56)],
+    ids=str,
+)
+def test_planes_to_one_element(shape, offset, dtype):
+    """Planes of whole vectors and not, several of a block, a warp's and a block's; NaN of one is in no other; the same
+    bits twice."""
+    storage = torch.randn(torch.Size(shape).numel() + offset, device="cuda").to(dtype)
+    x = storage[offset:].view(shape)
+    x[0, 5, -1, -1] = x[0, 9, 0, 0] = float("nan")
+    for ours, theirs in [
+        (C.adaptive_avg_pool2d, F.adaptive_avg_pool2d),
+        (C.adaptive_max_pool2d, F.adaptive_max_pool2d),
+    ]:
+        output, expected = ours(x, 1), theirs(x.double(), 1)
+        assert torch.equal(output.isnan(), expected.isnan()) and output.isnan().sum() == 2
+        assert torch.equal(output.nan_to_num(), ours(x, 1).nan_to_num())
+        kept = ~expected.isnan()
+        if ours is C.adaptive_max_pool2d:
+            assert torch.equal(output[kept].double(), expected[kept])
+        else:
+            assert_close(output[kept], expected[kept], {8: 1e-13, 4: 1e-6, 2: 1e-2}[dtype.itemsize])
+    assert torch.equal(
+        C.adaptive_max_pool2d(x, 1, return_indices=True)[1], F.adaptive_max_pool2d(x, 1, return_indices=True)[1]
+    )
+
+
 @pytest.mark.parametrize("memory_format", FORMATS)
 @pytest.mark.parametrize("shape", [(2, 3, 300, 300), (1, 64, 120, 130), (40, 8, 17, 16)])
 def test_large_planes(device_dtype, shape, memory_format):

@@ -548,6 +548,64 @@ def test_channels_that_one_block_keeps_and_larger_ones(dtype, kilobytes):
         assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
 
 
+# Images; channels, enough of them for several a block, the last block with fewer; planes that are no whole vectors, and
+# whose images begin anywhere within one.
+NO_WHOLE_VECTORS = [(3, 2501, 5, 5), (16, 2200, 3, 3), (5, 2304, 7, 7), (2, 2113, 13, 13), (2, 1061, 5, 5)]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", NO_WHOLE_VECTORS, ids=str)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_planes_that_are_no_whole_vectors(shape, dtype, offset):
+    """Against float64, at an address that vectors have and at one that they have not; NaN of one channel is in no
+    other; the same bits twice."""
+    channels = shape[1]
+    storage = torch.randn(torch.Size(shape).numel() + offset, device="cuda").to(dtype)
+    input = storage[offset:].view(shape)
+    input[0, 7] = float("nan")
+    input.requires_grad_()
+    weight, bias = (torch.randn(channels, device="cuda").to(dtype).requires_grad_() for _ in range(2))
+    mean, var = torch.randn(channels, device="cuda").to(dtype), torch.rand(channels, device="cuda").to(dtype)
+    grad = torch.randn(shape, device="cuda").to(dtype)
+
+    def results(function, dtype):
+        input_, weight_, bias_ = (t.detach().to(dtype).requires_grad_() for t in (input, weight, bias))
+        if dtype == input.dtype:
+            input_ = input
+        running = mean.to(dtype, copy=True), var.to(dtype, copy=True)
+        output = function(input_, *running, weight_, bias_, True, 0.25)
+        return [output, *running, *torch.autograd.grad(output, (input_, weight_, bias_), grad.to(dtype))]
+
+    names = ["output", "running_mean", "running_var", "input", "weight", "bias"]
+    ours, again = results(batch_norm, dtype), results(batch_norm, dtype)
+    expected = results(NATIVE, torch.float64)
+    kept = [c for c in range(channels) if c != 7]
+    tolerance = {8: 1e-11, 4: 1e-5, 2: 1e-2}[dtype.itemsize]
+    for name, a, b, e in zip(names, ours, again, expected, strict=True):
+        by_channel = (lambda t: t.detach().transpose(0, 1)) if a.dim() > 1 else (lambda t: t.detach())
+        a, b, e = by_channel(a), by_channel(b), by_channel(e).double()
+        assert torch.equal(a[kept], b[kept]), name
+        assert name == "bias" or a[7].isnan().all(), name
+        error = ((a[kept].double() - e[kept]).norm() / e[kept].norm().clamp_min(1e-3)).item()
+        assert error < tolerance, f"{name} of {shape}, offset {offset}: {error}"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape", [(4, 8, 6, 6), (4, 1061, 5, 5), (4, 8, 5, 5), (600, 8), (40, 8, 300, 300)], ids=str)
+def test_running_statistics_come_of_the_forward_pass(shape):
+    """On every path: no kernel beside those that normalise, and the batch is counted."""
+    ours = cuda_ops.nn.BatchNorm1d if len(shape) == 2 else cuda_ops.nn.BatchNorm2d
+    theirs = torch.nn.BatchNorm1d if len(shape) == 2 else torch.nn.BatchNorm2d
+    a, b = ours(shape[1], device="cuda"), theirs(shape[1], device="cuda", dtype=torch.float64)
+    for _ in range(2):
+        x = torch.randn(shape, device="cuda") * 2 + 1
+        a(x), b(x.double())
+    assert a.num_batches_tracked.item() == 2
+    torch.testing.assert_close(a.running_mean.double(), b.running_mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(a.running_var.double(), b.running_var, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_running_statistics_are_constants(training):
     """They have no gradient and no tangent, which is said and not passed over."""

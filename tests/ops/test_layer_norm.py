@@ -163,7 +163,7 @@ def test_tensors_that_start_anywhere(device_dtype, ours, theirs, cols, offset):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("path", ["registers", "cluster", "streamed"])
+@pytest.mark.parametrize("path", ["unaligned_row", "registers", "cluster", "streamed"])
 @pytest.mark.parametrize("dtype", CUDA_DTYPES)
 def test_every_path_with_many_rows(path, dtype, monkeypatch):
     """Blocks that go round their loop, full and with rows missing; each path forced where it can."""
@@ -175,6 +175,10 @@ def test_every_path_with_many_rows(path, dtype, monkeypatch):
             (3000, 8),
             (2999, 100),
             (1500, 257),
+            (5001, 129),
+            (777, 1156),
+            (555, 2049),
+            (300, 5500),
             (1001, 768),
             (701, 4096),
             (133, 9000),
@@ -199,19 +203,36 @@ def test_every_path_with_many_rows(path, dtype, monkeypatch):
                     continue
                 expected = native.layer_norm(rounded, (cols,), *exact[1:])
                 assert_close(output, expected, RELATIVE_NORM[dtype])
+                done += 1
                 try:
                     grads = torch.autograd.grad(output, tensors, grad_output)
                 except NotImplementedError:
                     continue
                 expected_grads = torch.autograd.grad(expected, exact, grad_output.double())
-                done += 1
                 for grad, expected_grad in zip(grads, expected_grads, strict=True):
                     assert_close(grad, expected_grad, 2 * RELATIVE_NORM[dtype])
     finally:
         monkeypatch.delenv("CUDA_OPS_LAYER_NORM_PATH")
         torch.ops.cuda_ops.reload_paths()
     needs_hopper = path == "cluster" and (torch.cuda.get_device_capability()[0] < 9 or dtype == torch.float64)
-    assert done > 0 or needs_hopper
+    assert done > 0 or needs_hopper or (path == "unaligned_row" and dtype == torch.float64)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", CUDA_DTYPES)
+@pytest.mark.parametrize("cols", [33, 129, 1001, 1156, 2047, 5501])
+@pytest.mark.parametrize("ours, theirs", PAIRS, ids=IDS)
+def test_rows_that_are_no_whole_vectors(ours, theirs, cols, dtype):
+    """What an element's row does not have stays out of it: NaN in one row is in no other, at either end and within; the
+    same bits twice."""
+    x, weight = random(700, cols).to("cuda", dtype), random(cols, seed=1).to("cuda", dtype)
+    for row, column in [(0, 0), (3, cols - 1), (350, cols // 2), (699, 1), (698, cols - 2)]:
+        x[row, column] = float("nan")
+    output, expected = ours(x, (cols,), weight), theirs(x.double(), (cols,), weight.double())
+    broken = x.isnan().any(1)
+    assert output[broken].isnan().all() and not output[~broken].isnan().any()
+    assert torch.equal(output[~broken], ours(x, (cols,), weight)[~broken])
+    assert_close(output[~broken], expected[~broken], RELATIVE_NORM[dtype])
 
 
 @pytest.mark.cuda

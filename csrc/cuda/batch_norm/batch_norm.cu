@@ -13,9 +13,11 @@ static Answer split_supports(const NormCall &, const Device &)
     return YES;
 }
 
-static PathTable<NormCall, 3> table = {
+static PathTable<NormCall, 4> table = {
     {"CUDA_OPS_BATCH_NORM_PATH"},
-    {{"resident", "batch_norm/resident.cu", "resident_forward_kernel resident_backward_kernel",
+    {{"groups", "batch_norm/groups.cu", "groups_backward_kernel", batch_norm_groups_supports, batch_norm_groups_is_fast,
+      nullptr, batch_norm_groups},
+     {"resident", "batch_norm/resident.cu", "resident_forward_kernel resident_backward_kernel",
       batch_norm_resident_supports, nullptr, nullptr, batch_norm_resident},
      {"rows", "batch_norm/rows.cu", "rows_moments_kernel rows_normalize_kernel rows_sums_kernel rows_grad_input_kernel",
       batch_norm_rows_supports, nullptr, batch_norm_rows_workspace, batch_norm_rows},
@@ -70,27 +72,29 @@ extern "C" int cuda_ops_batch_norm_paths_cuda(cuda_ops_path_report *reports, int
 }
 
 extern "C" cuda_ops_status cuda_ops_batch_norm_act_forward_training_cuda(
-    void *output, double *mean, double *variance, void *workspace, const void *input, const void *weight,
-    const void *bias, const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer, int64_t channels, int64_t inner,
-    double eps, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+    void *output, double *mean, double *variance, void *workspace, const cuda_ops_running_statistics *running,
+    const void *input, const void *weight, const void *bias, const cuda_ops_batch_norm_epilogue *epilogue,
+    int64_t outer, int64_t channels, int64_t inner, double eps, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+    cuda_ops_stream stream)
 {
     NormCall call = call_of_sizes(CUDA_OPS_BATCH_NORM_TRAINING, outer, channels, inner, eps, dtype);
     call.wants_output = output;
     call.output = output, call.new_mean = mean, call.new_variance = variance, call.workspace = workspace;
+    if (running)
+        call.running = *running;
     call.input = input, call.weight = weight, call.bias = bias, call.epilogue = epilogue;
     call.parameter_dtype = parameter_dtype, call.stream = stream;
     return is_empty(call) ? CUDA_OPS_SUCCESS : run_path(table, call);
 }
 
-extern "C" cuda_ops_status
-cuda_ops_batch_norm_forward_training_cuda(void *output, double *mean, double *variance, void *workspace,
-                                          const void *input, const void *weight, const void *bias, int64_t outer,
-                                          int64_t channels, int64_t inner, double eps, cuda_ops_dtype dtype,
-                                          cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+extern "C" cuda_ops_status cuda_ops_batch_norm_forward_training_cuda(
+    void *output, double *mean, double *variance, void *workspace, const cuda_ops_running_statistics *running,
+    const void *input, const void *weight, const void *bias, int64_t outer, int64_t channels, int64_t inner, double eps,
+    cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
 {
-    return cuda_ops_batch_norm_act_forward_training_cuda(output, mean, variance, workspace, input, weight, bias,
-                                                         nullptr, outer, channels, inner, eps, dtype, parameter_dtype,
-                                                         stream);
+    return cuda_ops_batch_norm_act_forward_training_cuda(output, mean, variance, workspace, running, input, weight,
+                                                         bias, nullptr, outer, channels, inner, eps, dtype,
+                                                         parameter_dtype, stream);
 }
 
 extern "C" cuda_ops_status cuda_ops_batch_norm_act_forward_inference_cuda(

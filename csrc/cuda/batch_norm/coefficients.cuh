@@ -9,6 +9,7 @@
 #ifndef CUDA_OPS_BATCH_NORM_COEFFICIENTS_CUH
 #define CUDA_OPS_BATCH_NORM_COEFFICIENTS_CUH
 
+#include "batch_norm/channel_values.cuh"
 #include "common/common.cuh"
 #include "common/launch.cuh"
 #include "common/value.cuh"
@@ -49,7 +50,7 @@ template <typename A>
 __global__ void __launch_bounds__(PREPARE_THREADS)
     prepare_training_kernel(double *mean, double *variance, A *coefficients, const double *partials, const void *weight,
                             const void *bias, int64_t channels, int64_t splits, double eps,
-                            cuda_ops_dtype parameter_dtype)
+                            cuda_ops_dtype parameter_dtype, const __grid_constant__ RunningUpdate running)
 {
     __shared__ double scratch[WARP_SIZE];
     wait_for_predecessor();
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
             const double biased = squares / count;
             mean[channel] = center;
             variance[channel] = biased;
+            running.update(channel, center, biased);
             set_forward_coefficients(coefficients, center, biased, weight, bias, channel, channels, eps,
                                      parameter_dtype);
         }
@@ -141,10 +143,10 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
 template <typename A>
 static void prepare_training(double *mean, double *variance, A *coefficients, const double *partials,
                              const void *weight, const void *bias, int64_t channels, int64_t splits, double eps,
-                             cuda_ops_dtype parameter_dtype, cudaStream_t stream)
+                             cuda_ops_dtype parameter_dtype, const RunningUpdate &running, cudaStream_t stream)
 {
     launch_dependent(prepare_training_kernel<A>, dim3(clamp_grid(channels)), dim3(PREPARE_THREADS), 0, stream, mean,
-                     variance, coefficients, partials, weight, bias, channels, splits, eps, parameter_dtype);
+                     variance, coefficients, partials, weight, bias, channels, splits, eps, parameter_dtype, running);
 }
 
 template <typename A>

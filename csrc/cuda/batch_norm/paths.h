@@ -10,9 +10,10 @@
 // One pass as a launcher gets it; batch_norm.cu has checked that there is something to do.
 struct NormCall {
     cuda_ops_batch_norm_pass pass;
-    bool wants_output;               // forward: output, backward: grad_input; else the values by channel alone
-    void *output;                    // forward
-    double *new_mean, *new_variance; // forward in training
+    bool wants_output;                   // forward: output, backward: grad_input; else the values by channel alone
+    void *output;                        // forward
+    double *new_mean, *new_variance;     // forward in training
+    cuda_ops_running_statistics running; // the same
     void *grad_input, *grad_weight, *grad_bias;
     void *workspace;
     const void *grad_output, *input, *weight, *bias;
@@ -24,6 +25,11 @@ struct NormCall {
     cuda_ops_dtype dtype, parameter_dtype, statistics_dtype;
     cudaStream_t stream;
 };
+
+// Neighbouring channels in the shared memory of one block, backward (batch_norm/groups.cu).
+Answer batch_norm_groups_supports(const NormCall &call, const Device &device);
+Answer batch_norm_groups_is_fast(const NormCall &call, const Device &device);
+cuda_ops_status batch_norm_groups(const NormCall &call, const Device &device);
 
 // A channel in the shared memory of one block (batch_norm/resident.cu).
 Answer batch_norm_resident_supports(const NormCall &call, const Device &device);

@@ -4,18 +4,23 @@
 // shared memory: forward reads input once and writes output; backward reads input and grad_output once and writes
 // grad_input. The variance is the mean of squared differences from the mean, in a second pass over the kept values. The
 // mean is taken relative to one of the values, for split.cu's reasons; threads' sums are added in double, in a fixed
-// order.
+// order, and one warp makes the factors of them: in all warps the roots in double took longer than the rest.
 // Bound by latency where channels are few, since an SM has only one block's loads in flight, and by memory beyond.
+#include "batch_norm/channel_values.cuh"
 #include "batch_norm/paths.h"
-
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
-#include "common/value.cuh"
 
 static constexpr int MOST_THREADS = 512;
 static constexpr int LEAST_THREADS = 64;
+// Of shared memory, beside a channel's values: the sums and the factors.
+static constexpr int STATIC_BYTES = 512;
 // Loads that a thread has in flight.
 static constexpr int IN_FLIGHT = 5;
+static constexpr int IN_FLIGHT_OF_TWO = 3; // of each of two tensors
+// Of a multiprocessor: what it has registers for.
+static constexpr int ROUND_THREADS = 1024;
+static constexpr int QUARTER_BYTES = 56 << 10; // of its shared memory
 
 // A channel as a block walks it: `count` vectors in runs of `run`, a plane each. They fit into shared memory, and so
 // into an int.
@@ -57,53 +62,86 @@ __device__ __forceinline__ void for_vectors(const walk &w, int64_t channel, int6
         what(at.index, at.offset);
 }
 
-// Copies the thread's vectors to shared memory, IN_FLIGHT loads at a time.
-template <typename P>
-__device__ __forceinline__ void keep(P *kept, const P *tensor, const walk &w, int64_t channel, int64_t channels)
+// Copies the thread's vectors of each tensor to shared memory, IN_FLIGHT loads at a time or as many of each.
+template <int TENSORS, typename P>
+__device__ __forceinline__ void keep(P *const (&kept)[TENSORS], const P *const (&tensors)[TENSORS], const walk &w,
+                                     int64_t channel, int64_t channels)
 {
+    constexpr int EACH = TENSORS == 1 ? IN_FLIGHT : IN_FLIGHT_OF_TWO;
     const int planes = (int)blockDim.x / w.run, rest = (int)blockDim.x % w.run;
     step at = first_step(w, channel, channels);
     while (at.index < w.count) {
         const int first = at.index;
-        P value[IN_FLIGHT];
+        P value[EACH][TENSORS];
 #pragma unroll
-        for (int k = 0; k < IN_FLIGHT; k++) {
+        for (int k = 0; k < EACH; k++) {
             if (at.index < w.count)
-                value[k] = tensor[at.offset];
+#pragma unroll
+                for (int t = 0; t < TENSORS; t++)
+                    value[k][t] = tensors[t][at.offset];
             advance(at, w, planes, rest, channels);
         }
 #pragma unroll
-        for (int k = 0; k < IN_FLIGHT; k++)
+        for (int k = 0; k < EACH; k++)
             if (first + k * (int)blockDim.x < w.count)
-                kept[first + k * (int)blockDim.x] = value[k];
+#pragma unroll
+                for (int t = 0; t < TENSORS; t++)
+                    kept[t][first + k * (int)blockDim.x] = value[k][t];
     }
+}
+
+// Sums over the block, which every thread gets. Its warps are a power of two; `scratch` is not used again.
+template <int COUNT>
+__device__ __forceinline__ void block_totals(double (&values)[COUNT],
+                                             double (&scratch)[COUNT][MOST_THREADS / WARP_SIZE])
+{
+    const int lane = threadIdx.x % WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+#pragma unroll
+    for (int k = 0; k < COUNT; k++)
+        values[k] = warp_sum(values[k]);
+    if (lane == 0)
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            scratch[k][threadIdx.x / WARP_SIZE] = values[k];
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < COUNT; k++)
+        values[k] = scratch[k][lane % warps];
+    for (int offset = warps / 2; offset > 0; offset /= 2)
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            values[k] += __shfl_xor_sync(FULL_WARP, values[k], offset);
 }
 
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(MOST_THREADS, 2)
-    resident_forward_kernel(T *output, double *mean, double *variance, const T *input, const void *weight,
-                            const void *bias, int64_t outer, int64_t channels, walk w, double eps,
-                            cuda_ops_dtype parameter_dtype)
+    resident_forward_kernel(T *output, double *mean, double *variance, const __grid_constant__ RunningUpdate running,
+                            const T *input, const void *weight, const void *bias, int64_t outer, int64_t channels,
+                            walk w, double eps, double inverse_count, cuda_ops_dtype parameter_dtype)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, WIDTH> P;
     extern __shared__ __align__(16) unsigned char shared[];
-    __shared__ double scratch[WARP_SIZE];
+    __shared__ double of_sum[1][MOST_THREADS / WARP_SIZE], of_squares[1][MOST_THREADS / WARP_SIZE];
+    __shared__ ForwardFactors<A> factors;
     P *const kept = (P *)shared;
     const int64_t channel = blockIdx.x, inner = (int64_t)w.run * WIDTH;
-    const A origin = middle_of(load_as_accumulate(input[channel * inner]),
-                               load_as_accumulate(input[(outer / 2 * channels + channel) * inner + inner / 2]),
-                               load_as_accumulate(input[((outer - 1) * channels + channel + 1) * inner - 1]));
-    const double count = (double)(outer * inner);
-
-    keep(kept, (const P *)input, w, channel, channels);
+    wait_for_predecessor();
+    release_successor();
+    const ChannelValues values = load_forward_values(weight, bias, parameter_dtype, running.statistics, channel);
+    const T first = input[channel * inner], middle = input[(outer / 2 * channels + channel) * inner + inner / 2],
+            last = input[((outer - 1) * channels + channel + 1) * inner - 1];
+    keep<1>({kept}, {(const P *)input}, w, channel, channels);
+    const A origin = middle_of(load_as_accumulate(first), load_as_accumulate(middle), load_as_accumulate(last));
     // A thread reads only what it wrote itself, so that no barrier is needed.
     A sum = A(0);
     for (int i = (int)threadIdx.x; i < w.count; i += (int)blockDim.x)
 #pragma unroll
         for (int e = 0; e < WIDTH; e++)
             sum += load_as_accumulate(kept[i].element[e]) - origin;
-    const double relative = block_sum((double)sum, scratch) / count;
+    double total[1] = {(double)sum};
+    block_totals(total, of_sum);
+    const double relative = total[0] * inverse_count;
     const A shift = (A)relative;
     A squares = A(0);
     for (int i = (int)threadIdx.x; i < w.count; i += (int)blockDim.x)
@@ -112,22 +150,27 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
             const A difference = load_as_accumulate(kept[i].element[e]) - origin - shift;
             squares += difference * difference;
         }
-    const double m = (double)origin + relative;
-    const double biased = block_sum((double)squares, scratch) / count;
-    if (threadIdx.x == 0) {
-        mean[channel] = m;
-        variance[channel] = biased;
+    double apart[1] = {(double)squares};
+    block_totals(apart, of_squares);
+    if (threadIdx.x < WARP_SIZE) {
+        const double m = (double)origin + relative, biased = apart[0] * inverse_count;
+        const ForwardFactors<A> made(m, biased, values.of(0), values.of(1), eps);
+        const double old_mean = values.of(2), old_variance = values.of(3);
+        if (threadIdx.x == 0) {
+            factors = made;
+            mean[channel] = m;
+            variance[channel] = biased;
+            running.update(channel, m, biased, old_mean, old_variance);
+        }
     }
-
-    const double gain = (weight ? load_value(weight, parameter_dtype, channel) : 1.0) / sqrt(biased + eps);
-    const double lift = bias ? load_value(bias, parameter_dtype, channel) : 0.0;
-    const A center = (A)m, scale = (A)gain, rest = (A)(lift - (m - (double)center) * gain);
+    __syncthreads();
+    const ForwardFactors<A> f = factors;
     for_vectors(w, channel, channels, [&](int index, int64_t offset) {
         P y;
 #pragma unroll
         for (int e = 0; e < WIDTH; e++)
             y.element[e] =
-                store_from_accumulate<T>((load_as_accumulate(kept[index].element[e]) - center) * scale + rest);
+                store_from_accumulate<T>((load_as_accumulate(kept[index].element[e]) - f.center) * f.scale + f.offset);
         ((P *)output)[offset] = y;
     });
 }
@@ -135,21 +178,23 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(MOST_THREADS, 2)
     resident_backward_kernel(T *grad_input, void *grad_weight, void *grad_bias, const T *grad_output, const T *input,
-                             const void *weight, const void *mean, const void *variance, int64_t outer,
-                             int64_t channels, walk w, double eps, cuda_ops_dtype parameter_dtype,
+                             const void *weight, const void *mean, const void *variance, int64_t channels, walk w,
+                             double eps, double inverse_count, cuda_ops_dtype parameter_dtype,
                              cuda_ops_dtype statistics_dtype)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, WIDTH> P;
     extern __shared__ __align__(16) unsigned char shared[];
-    __shared__ double scratch[WARP_SIZE];
+    __shared__ double scratch[2][MOST_THREADS / WARP_SIZE];
+    __shared__ BackwardFactors<A> factors;
     P *const kept_input = (P *)shared, *const kept_grad = kept_input + w.count;
-    const int64_t channel = blockIdx.x, inner = (int64_t)w.run * WIDTH;
-    keep(kept_grad, (const P *)grad_output, w, channel, channels);
-    keep(kept_input, (const P *)input, w, channel, channels);
-    const double m = load_value(mean, statistics_dtype, channel);
-    const double rstd = 1.0 / sqrt(load_value(variance, statistics_dtype, channel) + eps);
-    const double gain = (weight ? load_value(weight, parameter_dtype, channel) : 1.0) * rstd;
+    const int64_t channel = blockIdx.x;
+    wait_for_predecessor();
+    release_successor();
+    const ChannelValues values =
+        load_backward_values(weight, parameter_dtype, mean, variance, statistics_dtype, channel);
+    keep<2>({kept_grad, kept_input}, {(const P *)grad_output, (const P *)input}, w, channel, channels);
+    const double m = values.of(1);
     const A center = (A)m;
     A sum = A(0), products = A(0);
     for (int i = (int)threadIdx.x; i < w.count; i += (int)blockDim.x)
@@ -159,23 +204,28 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
             sum += g;
             products += g * (load_as_accumulate(kept_input[i].element[e]) - center);
         }
-    const double total = block_sum((double)sum, scratch);
-    // center is the mean rounded to float; the product is corrected for the difference.
-    const double rounding = m - (double)center, count = (double)(outer * inner);
-    const double dot = (block_sum((double)products, scratch) - rounding * total) * rstd;
-    if (threadIdx.x == 0 && grad_weight) {
-        store_value(grad_weight, parameter_dtype, channel, dot);
-        store_value(grad_bias, parameter_dtype, channel, total);
+    double totals[2] = {(double)sum, (double)products};
+    block_totals(totals, scratch);
+    if (threadIdx.x < WARP_SIZE) {
+        double dot;
+        const BackwardFactors<A> made(totals[0], totals[1], m, values.of(2), values.of(0), eps, inverse_count, &dot);
+        if (threadIdx.x == 0) {
+            factors = made;
+            if (grad_weight) {
+                store_value(grad_weight, parameter_dtype, channel, dot);
+                store_value(grad_bias, parameter_dtype, channel, totals[0]);
+            }
+        }
     }
-    const double tilt = -gain * rstd * dot / count;
-    const A scale = (A)gain, slope = (A)tilt, rest = (A)(-gain * total / count - tilt * rounding);
+    __syncthreads();
+    const BackwardFactors<A> f = factors;
     for_vectors(w, channel, channels, [&](int index, int64_t offset) {
         P y;
 #pragma unroll
         for (int e = 0; e < WIDTH; e++)
-            y.element[e] =
-                store_from_accumulate<T>(load_as_accumulate(kept_grad[index].element[e]) * scale +
-                                         (load_as_accumulate(kept_input[index].element[e]) - center) * slope + rest);
+            y.element[e] = store_from_accumulate<T>(
+                load_as_accumulate(kept_grad[index].element[e]) * f.scale +
+                (load_as_accumulate(kept_input[index].element[e]) - center) * f.slope + f.offset);
         ((P *)grad_input)[offset] = y;
     });
 }
@@ -193,17 +243,23 @@ Answer batch_norm_resident_supports(const NormCall &call, const Device &device)
     if (call.inner <= 1 || call.channels > INT32_MAX)
         return no("a channel's values are not contiguous (channels_last, or no spatial dimensions)");
     // Values of input, and in backward of grad_output as well. The scratch is in shared memory too.
-    const int64_t limit =
-        (device.shared_bytes - (int)sizeof(double) * WARP_SIZE) / ((backward ? 2 : 1) * dtype_size(call.dtype));
+    const int64_t limit = (device.shared_bytes - STATIC_BYTES) / ((backward ? 2 : 1) * dtype_size(call.dtype));
     return call.outer <= limit / call.inner ? YES : no("a channel does not fit into the shared memory of one block");
 }
 
-// A thread for every vector, within the limits.
-static unsigned int threads_for(const walk &w)
+// Enough for all of a channel's loads to be in flight at once, and more, up to a thread for every vector, while all
+// channels still run at once: a second round of blocks takes as long as the first. Blocks of 256 threads overlap better
+// than those of 512, where shared memory has room for four.
+static unsigned int threads_for(const walk &w, int64_t channels, int bytes, int in_flight, const Device &device)
 {
+    const int64_t room = (int64_t)device.multiprocessors * ROUND_THREADS;
     int threads = LEAST_THREADS;
-    while (threads < MOST_THREADS && threads < w.count)
+    while (threads < MOST_THREADS && threads < w.count) {
+        const bool wants_more = threads * in_flight < w.count && (threads < MOST_THREADS / 2 || bytes > QUARTER_BYTES);
+        if (!wants_more && channels * threads * 2 > room)
+            break;
         threads *= 2;
+    }
     return (unsigned int)threads;
 }
 
@@ -219,34 +275,36 @@ template <typename T, int BYTES>
 static constexpr int WIDTH_OF = BYTES > (int)sizeof(T) ? BYTES / (int)sizeof(T) : 1;
 
 template <typename T, int BYTES>
-static void launch_forward(void *output, double *mean, double *variance, const void *input, const void *weight,
-                           const void *bias, int64_t outer, int64_t channels, int64_t inner, double eps,
-                           cuda_ops_dtype parameter_dtype, cudaStream_t stream)
+static void launch_forward(const NormCall &call, const Device &device)
 {
     constexpr int WIDTH = WIDTH_OF<T, BYTES>;
-    const walk w = {(int)(outer * inner / WIDTH), (int)(inner / WIDTH)};
-    const int bytes = (int)(outer * inner) * (int)sizeof(T);
+    const int64_t count = call.outer * call.inner;
+    const walk w = {(int)(count / WIDTH), (int)(call.inner / WIDTH)};
+    const int bytes = (int)count * (int)sizeof(T);
     allow_shared_memory(resident_forward_kernel<T, WIDTH>, bytes);
-    resident_forward_kernel<T, WIDTH><<<(unsigned int)channels, threads_for(w), bytes, stream>>>(
-        (T *)output, mean, variance, (const T *)input, weight, bias, outer, channels, w, eps, parameter_dtype);
+    launch_dependent(resident_forward_kernel<T, WIDTH>, dim3((unsigned int)call.channels),
+                     dim3(threads_for(w, call.channels, bytes, IN_FLIGHT, device)), bytes, call.stream,
+                     (T *)call.output, call.new_mean, call.new_variance, running_update_of(call), (const T *)call.input,
+                     call.weight, call.bias, call.outer, call.channels, w, call.eps, 1.0 / (double)count,
+                     call.parameter_dtype);
 }
 
 template <typename T, int BYTES>
-static void launch_backward(void *grad_input, void *grad_weight, void *grad_bias, const void *grad_output,
-                            const void *input, const void *weight, const void *mean, const void *variance,
-                            int64_t outer, int64_t channels, int64_t inner, double eps, cuda_ops_dtype parameter_dtype,
-                            cuda_ops_dtype statistics_dtype, cudaStream_t stream)
+static void launch_backward(const NormCall &call, const Device &device)
 {
     constexpr int WIDTH = WIDTH_OF<T, BYTES>;
-    const walk w = {(int)(outer * inner / WIDTH), (int)(inner / WIDTH)};
-    const int bytes = 2 * (int)(outer * inner) * (int)sizeof(T);
+    const int64_t count = call.outer * call.inner;
+    const walk w = {(int)(count / WIDTH), (int)(call.inner / WIDTH)};
+    const int bytes = 2 * (int)count * (int)sizeof(T);
     allow_shared_memory(resident_backward_kernel<T, WIDTH>, bytes);
-    resident_backward_kernel<T, WIDTH><<<(unsigned int)channels, threads_for(w), bytes, stream>>>(
-        (T *)grad_input, grad_weight, grad_bias, (const T *)grad_output, (const T *)input, weight, mean, variance,
-        outer, channels, w, eps, parameter_dtype, statistics_dtype);
+    launch_dependent(resident_backward_kernel<T, WIDTH>, dim3((unsigned int)call.channels),
+                     dim3(threads_for(w, call.channels, bytes, IN_FLIGHT_OF_TWO, device)), bytes, call.stream,
+                     (T *)call.grad_input, call.grad_weight, call.grad_bias, (const T *)call.grad_output,
+                     (const T *)call.input, call.weight, call.mean, call.variance, call.channels, w, call.eps,
+                     1.0 / (double)count, call.parameter_dtype, call.statistics_dtype);
 }
 
-cuda_ops_status batch_norm_resident(const NormCall &call, const Device &)
+cuda_ops_status batch_norm_resident(const NormCall &call, const Device &device)
 {
     const int64_t inner_bytes = call.inner * dtype_size(call.dtype);
     if (call.pass == CUDA_OPS_BATCH_NORM_TRAINING) {
@@ -255,8 +313,7 @@ cuda_ops_status batch_norm_resident(const NormCall &call, const Device &)
                           const auto launch = bytes == 16  ? launch_forward<T, 16>
                                               : bytes == 8 ? launch_forward<T, 8>
                                                            : launch_forward<T, 1>;
-                          launch(call.output, call.new_mean, call.new_variance, call.input, call.weight, call.bias,
-                                 call.outer, call.channels, call.inner, call.eps, call.parameter_dtype, call.stream));
+                          launch(call, device));
         return launch_status();
     }
     const int bytes = vector_bytes(inner_bytes, call.grad_input, call.grad_output, call.input);
@@ -264,8 +321,6 @@ cuda_ops_status batch_norm_resident(const NormCall &call, const Device &)
                       const auto launch = bytes == 16  ? launch_backward<T, 16>
                                           : bytes == 8 ? launch_backward<T, 8>
                                                        : launch_backward<T, 1>;
-                      launch(call.grad_input, call.grad_weight, call.grad_bias, call.grad_output, call.input,
-                             call.weight, call.mean, call.variance, call.outer, call.channels, call.inner, call.eps,
-                             call.parameter_dtype, call.statistics_dtype, call.stream));
+                      launch(call, device));
     return launch_status();
 }

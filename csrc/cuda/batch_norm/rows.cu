@@ -435,7 +435,7 @@ static cuda_ops_status forward(const NormCall &call)
         if (status != CUDA_OPS_SUCCESS)
             return status;
         prepare_training(call.new_mean, call.new_variance, coefficients, partials, call.weight, call.bias,
-                         call.channels, p.splits, call.eps, call.parameter_dtype, call.stream);
+                         call.channels, p.splits, call.eps, call.parameter_dtype, running_update_of(call), call.stream);
     } else {
         prepare_inference(coefficients, call.weight, call.bias, call.mean, call.variance, call.channels, call.eps,
                           call.parameter_dtype, call.statistics_dtype, call.stream);

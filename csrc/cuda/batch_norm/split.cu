@@ -405,17 +405,6 @@ __global__ void grad_input_inference_kernel(T *grad_input, const T *grad_output,
         [](const auto &x, int e, const auto &c) { return grad_element(x[0].element[e], c); });
 }
 
-__global__ void update_kernel(void *running_mean, void *running_var, const double *mean, const double *variance,
-                              int64_t channels, double unbiased, double momentum, cuda_ops_dtype statistics_dtype)
-{
-    for (int64_t c = global_thread_index(); c < channels; c += global_thread_count()) {
-        const double old_mean = load_value(running_mean, statistics_dtype, c);
-        const double old_var = load_value(running_var, statistics_dtype, c);
-        store_value(running_mean, statistics_dtype, c, (1.0 - momentum) * old_mean + momentum * mean[c]);
-        store_value(running_var, statistics_dtype, c, (1.0 - momentum) * old_var + momentum * variance[c] * unbiased);
-    }
-}
-
 // Blocks of a reduction; the grid has one dimension, and is not clamped, since a block has barriers.
 static bool fits_a_grid(const partition &p)
 {
@@ -446,7 +435,8 @@ template <typename T>
 static cuda_ops_status forward_training(T *output, double *mean, double *variance, void *workspace, const T *input,
                                         const void *weight, const void *bias, int64_t outer, int64_t channels,
                                         int64_t inner, double eps, const cuda_ops_batch_norm_epilogue *epilogue,
-                                        cuda_ops_dtype parameter_dtype, cudaStream_t stream)
+                                        cuda_ops_dtype parameter_dtype, const RunningUpdate &running,
+                                        cudaStream_t stream)
 {
     typedef accumulate_type<T> A;
     const partition p = partition_of(outer, channels, inner);
@@ -464,7 +454,7 @@ static cuda_ops_status forward_training(T *output, double *mean, double *varianc
     if (status != CUDA_OPS_SUCCESS)
         return status;
     prepare_training(mean, variance, coefficients, partials, weight, bias, channels, p.splits, eps, parameter_dtype,
-                     stream);
+                     running, stream);
     status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !output)
         return status;
@@ -580,7 +570,7 @@ cuda_ops_status batch_norm_split(const NormCall &call, const Device &)
                           return forward_training((T *)call.output, call.new_mean, call.new_variance, call.workspace,
                                                   (const T *)call.input, call.weight, call.bias, call.outer,
                                                   call.channels, call.inner, call.eps, call.epilogue,
-                                                  call.parameter_dtype, call.stream));
+                                                  call.parameter_dtype, running_update_of(call), call.stream));
         break;
     case CUDA_OPS_BATCH_NORM_INFERENCE:
         CUDA_OPS_DISPATCH(call.dtype, T,
@@ -594,17 +584,4 @@ cuda_ops_status batch_norm_split(const NormCall &call, const Device &)
         break;
     }
     return CUDA_OPS_INVALID_ARGUMENT;
-}
-
-extern "C" cuda_ops_status cuda_ops_batch_norm_update_cuda(void *running_mean, void *running_var, const double *mean,
-                                                           const double *variance, int64_t channels, int64_t count,
-                                                           double momentum, cuda_ops_dtype statistics_dtype,
-                                                           cuda_ops_stream stream)
-{
-    if (channels == 0 || count == 0)
-        return CUDA_OPS_SUCCESS;
-    const double unbiased = (double)count / (double)(count - 1);
-    update_kernel<<<clamp_grid(ceil_div(channels, THREADS)), THREADS, 0, stream>>>(
-        running_mean, running_var, mean, variance, channels, unbiased, momentum, statistics_dtype);
-    return launch_status();
 }

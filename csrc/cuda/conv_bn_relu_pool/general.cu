@@ -433,9 +433,9 @@ static cuda_ops_status whole_forward(const ConvBlockCall &call)
         cuda_ops_conv2d_forward_cuda(call.conv_output, call.input, call.weight, call.bias, &s, call.workspace,
                                      CUDA_OPS_CONV2D_FASTEST, call.dtype, call.stream);
     if (status == CUDA_OPS_SUCCESS)
-        status = cuda_ops_batch_norm_forward_training_cuda(nullptr, mean, variance, call.workspace, call.conv_output,
-                                                           nullptr, nullptr, norm.outer, norm.channels, norm.inner,
-                                                           call.norm->eps, call.dtype, call.dtype, call.stream);
+        status = cuda_ops_batch_norm_forward_training_cuda(
+            nullptr, mean, variance, call.workspace, nullptr, call.conv_output, nullptr, nullptr, norm.outer,
+            norm.channels, norm.inner, call.norm->eps, call.dtype, call.dtype, call.stream);
     if (status == CUDA_OPS_SUCCESS)
         status = cuda_ops_conv_bn_relu_pool_pool_forward_cuda(
             call.output, call.argmax, call.maximum, call.workspace, call.running, call.conv_output, mean, variance,

@@ -311,37 +311,42 @@ cuda_ops_status layer_norm_backward(const LayerNormCall &call, const RowShape &s
 // --- the blocks' sums -----------------------------------------------------------------------------------------------
 
 static constexpr int SUM_THREADS = 512;
-static constexpr int UNDER_WAY = 4; // loads of a thread
+static constexpr int UNDER_WAY = 8;           // loads of a thread
+static constexpr int FEWEST_COLUMNS = 8;      // of a block: a sector of floats
+static constexpr int64_t WANTED_BLOCKS = 132; // of large GPUs
 
-// A warp has 32 neighbouring columns of grad_weight and grad_bias (and grad_input's sums), which lie behind each other
-// in each row of sums; the block's warps have every 16th row each.
+// grad_weight's and grad_bias's columns (and those of grad_input's sums) lie behind each other in each row of sums. A
+// block has `width` neighbouring ones, 8 to 32, and SUM_THREADS / width rows at a time: the fewer columns, the more
+// blocks read at once.
 template <typename A>
 __global__ void __launch_bounds__(SUM_THREADS)
     layer_norm_sum_partials_kernel(void *grad_weight, void *grad_bias, void *grad_input_sums, const A *partials,
-                                   int64_t parts, int64_t cols, int kinds, cuda_ops_dtype parameter_dtype)
+                                   int64_t parts, int64_t cols, int kinds, int width, cuda_ops_dtype parameter_dtype)
 {
     constexpr int WARPS = SUM_THREADS / WARP_SIZE;
     __shared__ A shared[WARPS][WARP_SIZE];
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, rows = SUM_THREADS / width;
     const int64_t columns = kinds * cols;
     wait_for_predecessor();
     release_successor();
-    for (int64_t first = (int64_t)blockIdx.x * WARP_SIZE; first < columns; first += (int64_t)gridDim.x * WARP_SIZE) {
-        const int64_t column = first + lane;
+    for (int64_t first = (int64_t)blockIdx.x * width; first < columns; first += (int64_t)gridDim.x * width) {
+        const int64_t column = first + threadIdx.x % width;
         A sum = 0;
         if (column < columns)
-            for (int64_t i = warp; i < parts; i += UNDER_WAY * WARPS) {
+            for (int64_t i = threadIdx.x / width; i < parts; i += UNDER_WAY * rows) {
                 A row[UNDER_WAY];
 #pragma unroll
                 for (int k = 0; k < UNDER_WAY; k++)
-                    row[k] = i + k * WARPS < parts ? partials[(i + k * WARPS) * columns + column] : A(0);
+                    row[k] = i + k * rows < parts ? partials[(i + k * rows) * columns + column] : A(0);
 #pragma unroll
                 for (int k = 0; k < UNDER_WAY; k++)
                     sum += row[k];
             }
+        for (int offset = width; offset < WARP_SIZE; offset *= 2)
+            sum += __shfl_xor_sync(FULL_WARP, sum, offset);
         shared[warp][lane] = sum;
         __syncthreads();
-        if (warp == 0 && column < columns) {
+        if ((int)threadIdx.x < width && column < columns) {
             A total = 0;
 #pragma unroll
             for (int w = 0; w < WARPS; w++)
@@ -357,15 +362,18 @@ __global__ void __launch_bounds__(SUM_THREADS)
 cuda_ops_status layer_norm_sum_partials(const LayerNormCall &call, int64_t parts, bool of_input)
 {
     const int kinds = of_input ? 3 : 2;
-    const dim3 grid(clamp_grid(ceil_div(kinds * call.cols, WARP_SIZE)));
+    int width = WARP_SIZE;
+    while (width > FEWEST_COLUMNS && ceil_div(kinds * call.cols, width) < WANTED_BLOCKS)
+        width /= 2;
+    const dim3 grid(clamp_grid(ceil_div(kinds * call.cols, width)));
     if (call.dtype == CUDA_OPS_FLOAT64)
         launch_dependent(layer_norm_sum_partials_kernel<double>, grid, dim3(SUM_THREADS), 0, call.stream,
                          call.grad_weight, call.grad_bias, call.grad_input_sums, (const double *)call.workspace, parts,
-                         call.cols, kinds, call.parameter_dtype);
+                         call.cols, kinds, width, call.parameter_dtype);
     else
         launch_dependent(layer_norm_sum_partials_kernel<float>, grid, dim3(SUM_THREADS), 0, call.stream,
                          call.grad_weight, call.grad_bias, call.grad_input_sums, (const float *)call.workspace, parts,
-                         call.cols, kinds, call.parameter_dtype);
+                         call.cols, kinds, width, call.parameter_dtype);
     return launch_status();
 }
 

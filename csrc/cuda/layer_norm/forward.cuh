@@ -33,13 +33,13 @@ struct ForwardRows {
     Divider by_length;
 };
 
-// Drops elements `at` to at + COUNT - 1 of the tensor, or scales them, as dropout.cu does: each of Philox's counters is
-// for four elements. A vector starts at a multiple of COUNT.
-template <int COUNT, typename A>
-__device__ __forceinline__ void drop(A (&values)[COUNT], int64_t at, uint64_t seed, uint64_t offset, uint32_t threshold,
-                                     A scale)
+// Which of elements `at` to at + COUNT - 1 of the tensor dropout keeps, as dropout.cu does: bit e for the e-th. Each of
+// Philox's counters is for four elements. A vector starts at a multiple of COUNT.
+template <int COUNT>
+__device__ __forceinline__ uint32_t draw_kept(int64_t at, uint64_t seed, uint64_t offset, uint32_t threshold)
 {
     constexpr int PART = COUNT < 4 ? COUNT : 4;
+    uint32_t kept = 0;
 #pragma unroll
     for (int part = 0; part < COUNT / PART; part++) {
         const uint64_t counter = (uint64_t)at / 4 + part;
@@ -53,9 +53,10 @@ __device__ __forceinline__ void drop(A (&values)[COUNT], int64_t at, uint64_t se
                                   : word_index == 1 ? words[1]
                                   : word_index == 2 ? words[2]
                                                     : words[3];
-            values[part * PART + e] *= word >= threshold ? scale : A(0);
+            kept |= (word >= threshold ? 1u : 0u) << (part * PART + e);
         }
     }
+    return kept;
 }
 
 // Times weight, plus bias, of the channels of COUNT elements from element `at` of a row on.
@@ -125,6 +126,13 @@ __global__ void __launch_bounds__(MOST_THREADS,
             for (int v = 0; v < VECTORS; v++)
                 r[v] = load_vector_or(reinterpret_cast<const P *>(a.residual + start) + rank + v * stride,
                                       rank + v * stride < vectors, zeros);
+            uint32_t kept[VECTORS]; // drawn while the loads are under way
+            if (a.drops)
+#pragma unroll
+                for (int v = 0; v < VECTORS; v++)
+                    if (rank + v * stride < vectors)
+                        kept[v] =
+                            draw_kept<COUNT>(start + (int64_t)(rank + v * stride) * COUNT, seed, offset, a.threshold);
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
                 if (rank + v * stride < vectors) {
@@ -133,7 +141,9 @@ __global__ void __launch_bounds__(MOST_THREADS,
                     for (int e = 0; e < COUNT; e++)
                         sum[e] = element_of(x[v], e);
                     if (a.drops)
-                        drop(sum, start + (int64_t)(rank + v * stride) * COUNT, seed, offset, a.threshold, a.scale);
+#pragma unroll
+                        for (int e = 0; e < COUNT; e++)
+                            sum[e] *= kept[v] >> e & 1 ? a.scale : A(0);
 #pragma unroll
                     for (int e = 0; e < COUNT; e++)
                         sum[e] += element_of(r[v], e);

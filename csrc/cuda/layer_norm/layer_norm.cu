@@ -1,7 +1,10 @@
 // layer_norm, rms_norm and both after an addition: the table of paths, and the launchers. forward.cu and backward.cu
 // have the formulas.
 #include "common/common.cuh"
+#include "common/rows.cuh"
 #include "layer_norm/paths.h"
+
+static constexpr int64_t LONG_ROW = 1024;
 
 static RowShape shape_of(const LayerNormCall &call, const Device &device)
 {
@@ -14,6 +17,15 @@ Answer layer_norm_registers_supports(const LayerNormCall &call, const Device &de
     return shape.cluster == 1 && shape.threads > 0
                ? YES
                : no("rows are longer than what a block's registers hold, in vectors where they are whole ones");
+}
+
+// Few long rows that are no whole vectors take a round of the streamed kernel's blocks, which read vectors.
+static Answer registers_is_fast(const LayerNormCall &call, const Device &device)
+{
+    const bool streams = !call.backward && !call.residual && call.cols > LONG_ROW &&
+                         call.rows <= device.multiprocessors && shape_of(call, device).elements == 1 &&
+                         same_alignment(call.input, call.output);
+    return streams ? no("rows are few and long, and read by single elements here") : YES;
 }
 
 Answer layer_norm_cluster_supports(const LayerNormCall &call, const Device &device)
@@ -48,10 +60,12 @@ static cuda_ops_status in_registers(const LayerNormCall &call, const Device &dev
     return call.backward ? layer_norm_backward(call, shape, device) : layer_norm_forward(call, shape);
 }
 
-static PathTable<LayerNormCall, 3> table = {
+static PathTable<LayerNormCall, 4> table = {
     {"CUDA_OPS_LAYER_NORM_PATH"},
-    {{"registers", "layer_norm/forward.cu", "layer_norm_forward_kernel layer_norm_backward_kernel",
-      layer_norm_registers_supports, nullptr, in_registers_workspace, in_registers},
+    {{"unaligned_row", "layer_norm/unaligned_row.cu", "layer_norm_forward_unaligned_kernel",
+      layer_norm_unaligned_row_supports, layer_norm_unaligned_row_is_fast, nullptr, layer_norm_unaligned_row},
+     {"registers", "layer_norm/forward.cu", "layer_norm_forward_kernel layer_norm_backward_kernel",
+      layer_norm_registers_supports, registers_is_fast, in_registers_workspace, in_registers},
      {"cluster", "layer_norm/forward.cu", "layer_norm_forward_kernel layer_norm_backward_kernel",
       layer_norm_cluster_supports, nullptr, in_registers_workspace, in_registers},
      {"streamed", "layer_norm/streamed.cu",

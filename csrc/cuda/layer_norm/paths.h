@@ -29,6 +29,10 @@ struct LayerNormCall {
     cudaStream_t stream;
 };
 
+// A row that starts anywhere, in registers, forward (unaligned_row.cu).
+Answer layer_norm_unaligned_row_supports(const LayerNormCall &call, const Device &device);
+Answer layer_norm_unaligned_row_is_fast(const LayerNormCall &call, const Device &device);
+cuda_ops_status layer_norm_unaligned_row(const LayerNormCall &call, const Device &device);
 // A row in the registers of a part of a warp, a warp or a block (forward.cu, backward.cu).
 Answer layer_norm_registers_supports(const LayerNormCall &call, const Device &device);
 // A row in the registers of a cluster of blocks (forward.cu, backward.cu).

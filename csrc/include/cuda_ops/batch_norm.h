@@ -31,6 +31,15 @@ typedef struct cuda_ops_batch_norm_epilogue {
     double first, second;         /* HARDTANH's min_val and max_val; one that is NaN bounds nothing: (0, NaN) is relu */
 } cuda_ops_batch_norm_epilogue;
 
+/* What training does to the running statistics, in place: running = (1 - momentum) * running + momentum * (mean, or
+ * variance made unbiased), and one more batch. */
+typedef struct cuda_ops_running_statistics {
+    void *mean, *variance; /* of `dtype`; both or neither NULL */
+    cuda_ops_dtype dtype;
+    int64_t *batches; /* NULL, or one number */
+    double momentum;
+} cuda_ops_running_statistics;
+
 /* The CPU backend takes each pass in steps. Those with [begin, end) may be spread over threads, and the others belong
  * between them:
  *     training: moments over blocks, prepare_training, normalize over rows
@@ -92,10 +101,6 @@ cuda_ops_status cuda_ops_batch_norm_act_gate_cpu(void *grad_sum, const void *wor
 cuda_ops_status cuda_ops_batch_norm_update_cpu(void *running_mean, void *running_var, const double *mean,
                                                const double *variance, int64_t channels, int64_t count, double momentum,
                                                cuda_ops_dtype statistics_dtype);
-cuda_ops_status cuda_ops_batch_norm_update_cuda(void *running_mean, void *running_var, const double *mean,
-                                                const double *variance, int64_t channels, int64_t count,
-                                                double momentum, cuda_ops_dtype statistics_dtype,
-                                                cuda_ops_stream stream);
 
 typedef enum cuda_ops_batch_norm_pass {
     CUDA_OPS_BATCH_NORM_TRAINING = 0,  /* forward */
@@ -104,9 +109,9 @@ typedef enum cuda_ops_batch_norm_pass {
     CUDA_OPS_BATCH_NORM_INFERENCE_BACKWARD = 3
 } cuda_ops_batch_norm_pass;
 
-/* On CUDA by one of the paths of csrc/cuda/batch_norm/batch_norm.cu: resident, rows or split. The table for a call that
- * wants output or grad_input (paths.h), of batch_norm_act if `act`: fills in at most `room` reports, and returns how many rows there are. device: NULL
- * for the current one. */
+/* On CUDA by one of the paths of csrc/cuda/batch_norm/batch_norm.cu: groups, resident, rows or split. The table for a
+ * call that wants output or grad_input (paths.h), of batch_norm_act if `act`: fills in at most `room` reports, and returns
+ * how many rows there are. device: NULL for the current one. */
 int cuda_ops_batch_norm_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_batch_norm_pass pass, int act,
                                    int64_t outer, int64_t channels, int64_t inner, cuda_ops_dtype dtype,
                                    const cuda_ops_device_facts *device);
@@ -115,10 +120,11 @@ int cuda_ops_batch_norm_paths_cuda(cuda_ops_path_report *reports, int room, cuda
  * pass of training: float64, which mean and variance are). channels < 2^31. */
 int64_t cuda_ops_batch_norm_workspace_cuda(int64_t outer, int64_t channels, int64_t inner);
 
-/* output may be NULL: mean and variance alone are wanted. */
+/* output may be NULL: mean and variance alone are wanted. running: NULL where there are none to be kept. */
 cuda_ops_status cuda_ops_batch_norm_forward_training_cuda(void *output, double *mean, double *variance, void *workspace,
-                                                          const void *input, const void *weight, const void *bias,
-                                                          int64_t outer, int64_t channels, int64_t inner, double eps,
+                                                          const cuda_ops_running_statistics *running, const void *input,
+                                                          const void *weight, const void *bias, int64_t outer,
+                                                          int64_t channels, int64_t inner, double eps,
                                                           cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
                                                           cuda_ops_stream stream);
 cuda_ops_status cuda_ops_batch_norm_forward_inference_cuda(void *output, void *workspace, const void *input,
@@ -140,9 +146,10 @@ cuda_ops_status cuda_ops_batch_norm_backward_cuda(void *grad_input, void *grad_w
  * so the residual's; written where there is a residual, and else scratch. It may be grad_input, but for a residual whose
  * gradient is wanted. */
 cuda_ops_status cuda_ops_batch_norm_act_forward_training_cuda(
-    void *output, double *mean, double *variance, void *workspace, const void *input, const void *weight,
-    const void *bias, const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer, int64_t channels, int64_t inner,
-    double eps, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
+    void *output, double *mean, double *variance, void *workspace, const cuda_ops_running_statistics *running,
+    const void *input, const void *weight, const void *bias, const cuda_ops_batch_norm_epilogue *epilogue,
+    int64_t outer, int64_t channels, int64_t inner, double eps, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+    cuda_ops_stream stream);
 cuda_ops_status cuda_ops_batch_norm_act_forward_inference_cuda(
     void *output, void *workspace, const void *input, const void *weight, const void *bias, const void *running_mean,
     const void *running_var, const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer, int64_t channels,

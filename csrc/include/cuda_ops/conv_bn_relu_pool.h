@@ -27,6 +27,7 @@
 #ifndef CUDA_OPS_CONV_BN_RELU_POOL_H
 #define CUDA_OPS_CONV_BN_RELU_POOL_H
 
+#include "cuda_ops/batch_norm.h"
 #include "cuda_ops/conv2d.h"
 #include "cuda_ops/core.h"
 #include "cuda_ops/paths.h"
@@ -76,15 +77,6 @@ typedef struct cuda_ops_norm_parameters {
     cuda_ops_dtype dtype;
     double eps;
 } cuda_ops_norm_parameters;
-
-/* What training does to the running statistics, in place: running = (1 - momentum) * running + momentum * (mean, or
- * variance made unbiased), and one more batch. */
-typedef struct cuda_ops_running_statistics {
-    void *mean, *variance; /* of `dtype`; both or neither NULL */
-    cuda_ops_dtype dtype;
-    int64_t *batches; /* NULL, or one number */
-    double momentum;
-} cuda_ops_running_statistics;
 
 /* Bytes of `workspace` of either pass, aligned to 16. */
 int64_t cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(const cuda_ops_pool2d *pool);
