@@ -47,6 +47,7 @@ OPS = {
         ["conv2d/mma", *(f"conv2d/{name}.cu" for name in PADDED), "transpose_images.cu"],
         60,
     ),
+    "depthwise": (["conv2d/depthwise", "conv2d/split_k.cu"], 20),
     "conv_bn_relu_pool": (
         [
             "conv_bn_relu_pool/one_channel",

@@ -3,7 +3,7 @@
 //   grad_weight[o][r][s] = sum over n, y, x of grad_output[n][o][y][x] *
 //                                              input[n][o / multiplier][y * stride - padding + r * dilation][...]
 //
-// Every thread sums all taps over its share of the pixels; blocks split images and rows, and a second kernel adds the
+// Every thread sums all taps over its share of the pixels; blocks split images and rows, and split_k.cu's kernel adds the
 // splits in order. Contiguous: a block per channel and some images, from tiles with halo in shared memory.
 // channels_last: a warp per strip of pixels of 64 channels, or with strides and dilations a thread per some channels.
 // Everything else: a few taps at a time. Bound by memory.
@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "conv2d/depthwise/problem.cuh"
+#include "conv2d/split_k.h"
 #include "ptx/cp_async.cuh"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
@@ -326,32 +327,6 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    conv2d_depthwise_sum_splits_kernel(const accumulate_type<T> *partial, const __grid_constant__ DepthwiseProblem p)
-{
-    typedef accumulate_type<T> A;
-    __shared__ A sums[WARPS][WARP_SIZE];
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int64_t kernel = (int64_t)p.kernel_height * p.kernel_width, count = p.out_channels * kernel;
-    for (int64_t first = (int64_t)blockIdx.x * WARP_SIZE; first < count; first += (int64_t)gridDim.x * WARP_SIZE) {
-        const int64_t i = first + lane;
-        A sum = 0;
-        if (i < count)
-            for (int64_t split = warp; split < p.splits; split += WARPS)
-                sum += partial[split * count + i];
-        sums[warp][lane] = sum;
-        __syncthreads();
-        if (warp == 0 && i < count) {
-#pragma unroll
-            for (int w = 1; w < WARPS; w++)
-                sum += sums[w][lane];
-            ((T *)p.result)[i] = store_from_accumulate<T>(sum); // one channel: both layouts are the same
-        }
-        __syncthreads();
-    }
-}
-
 // Channels of a thread of the kernel below, whose taps are all in registers.
 __host__ __device__ static constexpr int any_channels(int kernel)
 {
@@ -567,10 +542,9 @@ static cuda_ops_status launch_weight(const ConvCall &call)
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    const int64_t count = p.out_channels * p.kernel_height * p.kernel_width;
-    conv2d_depthwise_sum_splits_kernel<T>
-        <<<clamp_grid(ceil_div(count, WARP_SIZE)), THREADS, 0, call.stream>>>(partial, p);
-    return launch_status();
+    // With one channel a group both layouts of the weight are the same.
+    return conv2d_sum_splits(p.result, partial, p.out_channels * p.kernel_height * p.kernel_width, p.splits, call.dtype,
+                             call.stream);
 }
 
 size_t conv2d_depthwise_backward_weight_workspace(const ConvCall &call, ConvDevice)
