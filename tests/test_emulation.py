@@ -48,6 +48,7 @@ OPS = {
         60,
     ),
     "depthwise": (["conv2d/depthwise", "conv2d/split_k.cu"], 20),
+    "im2col": (["conv2d/im2col.cu", "conv2d/relayout.cu"], 120),
     "conv_bn_relu_pool": (
         [
             "conv_bn_relu_pool/one_channel",

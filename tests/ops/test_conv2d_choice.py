@@ -69,3 +69,24 @@ def test_few_channels_share_no_pixels_with_one_tap():
     tf32 = {"dtype": torch.float32, "tf32": True, "channels_last": False, "stride": 2}
     assert chosen((128, 3, 9, 9), (898, 3, 1, 1), **tf32)["forward"] == "simt"
     assert chosen((128, 3, 9, 9), (898, 3, 3, 3), **tf32)["forward"] == "few_channels"
+
+
+def test_the_halo_where_it_is_expected_to_be_faster():
+    """DenseNet's layers: sm90 loads every tap's pixels for a tile of 32 columns, or slices of 64 channels of which half
+    are there."""
+    for tf32 in (False, True):
+        dtype = torch.float32 if tf32 else torch.bfloat16
+        layer = chosen((128, 128, 56, 56), (32, 128, 3, 3), dtype, tf32, padding=1)
+        assert layer["forward"] == layer["gradient of input"] == "sm90_halo"
+    # Two thirds of its products would be of the halo.
+    assert chosen((64, 64, 7, 7), (512, 64, 7, 7), padding=3)["forward"] == "sm90"
+
+
+def test_float32_by_columns_in_memory():
+    """Where Winograd's algorithm does not go, but not where there is less to multiply than to copy."""
+    half = {"dtype": torch.float32}
+    strided = chosen((8, 872, 28, 28), (1510, 872, 1, 1), stride=2, **half)
+    assert strided["forward"] == strided["gradient of input"] == "im2col"
+    assert set(chosen((32, 160, 12, 12), (192, 160, 7, 1), padding=(3, 0), **half).values()) == {"im2col"}
+    assert chosen((64, 142, 28, 28), (58, 142, 3, 3), padding=1, **half)["forward"] == "winograd"
+    assert "im2col" not in chosen((64, 3, 112, 112), (8, 3, 5, 5), padding=2, **half).values()

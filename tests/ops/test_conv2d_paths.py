@@ -127,6 +127,73 @@ def test_forced_paths(path, dtype, force, allow_tf32):
         assert taken[name] == (CASES_OF_PATHS[path][name] | more) - fewer, name
 
 
+@pytest.mark.parametrize("case", [*PATH_CASES, (3, 20, 33, (9, 8), (1, 1), (2, 3), (0, 0), (1, 1))])
+def test_im2col(case, force, allow_tf32):
+    """Takes float32 of any kernel, stride, dilation and order of the weight, never rounded to TF32; nothing else."""
+    force("im2col")
+    allow_tf32(True)
+    for weight_format in FORMATS:
+        for name, asked, call, expected in products_of_passes(case, torch.float32, weight_format):
+            assert asked() == "im2col"
+            result = call()
+            assert_close(result, expected, TOLERANCE[torch.float32], f"{name} {case}")
+            assert torch.equal(result, call())
+    for name, asked, call, _ in products_of_passes(case, torch.float16):
+        assert asked() == ""
+        with pytest.raises(NotImplementedError, match=f"CUDA_OPS_CONV2D_PATH=im2col cannot .*{name}"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (6, 160, 320, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1)),  # chunks of channels that are not full
+        (1, 512, 256, (7, 7), (3, 3), (1, 1), (1, 1), (1, 1)),  # eight blocks a tile
+        (2, 192, 200, (9, 7), (1, 7), (1, 1), (0, 3), (1, 1)),  # columns that fill no tile
+        (1, 256, 512, (15, 15), (1, 1), (2, 2), (0, 0), (1, 1)),  # one tap
+        (9, 64, 72, (20, 20), (3, 3), (1, 1), (1, 1), (2, 1)),  # more pixels than a wave of clusters has
+    ],
+)
+def test_tiles_shared_by_a_cluster(case, dtype, force, allow_tf32):
+    """sm90 where there are few tiles: their k is split over the blocks of a cluster, which add up in their order."""
+    needs_hopper()
+    allow_tf32(True)
+    force("sm90")
+    for weight_format in FORMATS:
+        for name, asked, call, expected in products_of_passes(case, dtype, weight_format):
+            assert asked() == "sm90"
+            result = call()
+            assert_close(result, expected, 1e-3 if dtype == torch.float32 else TOLERANCE[dtype], f"{name} {case}")
+            assert torch.equal(result, call())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (2, 128, 32, (12, 13), (3, 3), (1, 1), (1, 1), (1, 1)),
+        (2, 32, 128, (12, 13), (3, 3), (1, 1), (1, 1), (1, 1)),
+        (3, 72, 24, (17, 9), (5, 3), (1, 1), (2, 0), (1, 2)),
+        (90, 136, 8, (14, 14), (3, 2), (1, 1), (1, 0), (1, 1)),  # more tiles than blocks, chunks than stages in TF32
+    ],
+)
+def test_halo_of_few_columns(case, dtype, force, allow_tf32):
+    """Of 32 channels of the result or fewer sm90_halo keeps half as much of the weight, so that more of it fits."""
+    needs_hopper()
+    allow_tf32(True)
+    force("sm90_halo")
+    taken = set()
+    for weight_format in FORMATS:
+        for name, asked, call, expected in products_of_passes(case, dtype, weight_format):
+            if asked() == "sm90_halo":
+                taken.add(name)
+                result = call()
+                assert_close(result, expected, 1e-3 if dtype == torch.float32 else TOLERANCE[dtype], f"{name} {case}")
+                assert torch.equal(result, call())
+    assert ("forward" if case[2] < case[1] else "backward_input") in taken
+
+
 # Few tiles and long sums, which simt cuts into parts. With a stride of two and padding the first stride phase has the
 # fewest taps; of the last case some phases have none.
 LONG_SUMS = [
@@ -358,7 +425,8 @@ def test_tf32_is_obeyed(allow_tf32):
         for allowed in (False, True):
             allow_tf32(allowed)
             for name, asked, call, expected in products_of_passes(case, torch.float32):
-                paths = ("sm90", "sm90_halo", "gemm_1x1") if allowed else ("simt", "winograd", "gemm_1x1")
+                slow = ("simt", "winograd", "gemm_1x1", "im2col")
+                paths = ("sm90", "sm90_halo", "gemm_1x1") if allowed else slow
                 assert asked() in paths
                 error = (call().double().cpu() - expected).norm() / expected.norm()
                 assert (1e-5 < error < 1e-3) if allowed else error < TOLERANCE[torch.float32], f"{name} {case}"
@@ -414,7 +482,7 @@ def test_choice_of_path(allow_tf32):
         )
     allow_tf32(False)
     assert path(torch.float32, 256, 256, 14, 3) == "winograd"
-    assert path(torch.float32, 256, 256, 14, 3, stride=2) == "simt"
+    assert path(torch.float32, 256, 256, 14, 3, stride=2) == "im2col"
     assert path(torch.float64, 256, 256, 14, 3) == "simt"
 
 

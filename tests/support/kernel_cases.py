@@ -257,7 +257,7 @@ def run_mnist_step():
 
 
 CASES = {spec.name: functools.partial(run_spec, spec) for spec in load_specs()}
-for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma", "padded"):
+for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma", "padded", "im2col"):
     CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
 CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
 CASES |= {"sgd": run_optimizer, "adam": run_adam, "clip_grad_norm": run_clip_grad_norm}

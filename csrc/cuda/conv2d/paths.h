@@ -87,11 +87,18 @@ Answer conv2d_winograd_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_winograd_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_winograd(const ConvCall &call, ConvDevice device);
 
+// By way of the input's columns in memory, in float32 (im2col.cu).
+Answer conv2d_im2col_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_im2col_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_im2col_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_im2col(const ConvCall &call, ConvDevice device);
+
 // The times that paths are expected to take; simt's in float32 and the halves, Winograd's in float32. Of other paths than
 // simt, where they support the call.
 double conv2d_winograd_microseconds(const ConvCall &call, ConvDevice device);
 double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device);
 double conv2d_sm90_microseconds(const ConvCall &call, ConvDevice device);
+double conv2d_sm90_halo_microseconds(const ConvCall &call, ConvDevice device);
 double conv2d_mma_microseconds(const ConvCall &call, ConvDevice device);
 
 // One to four input channels (few_channels/forward_sm80.cu).

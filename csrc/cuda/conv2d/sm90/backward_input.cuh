@@ -3,7 +3,7 @@
 #ifndef CUDA_OPS_CONV2D_SM90_BACKWARD_INPUT_CUH
 #define CUDA_OPS_CONV2D_SM90_BACKWARD_INPUT_CUH
 
-#include "conv2d/sm90/launch.cuh"
+#include "conv2d/sm90/cluster.cuh"
 
 template <typename T>
 static cuda_ops_status conv2d_sm90_backward_input_16bit(const ConvProduct &product, ConvDevice device,
@@ -17,7 +17,8 @@ static cuda_ops_status conv2d_sm90_backward_input_16bit(const ConvProduct &produ
     case 1: return conv2d_launch_forward<Tile<T, 128, 128, 2, 1, true, 5, false, true>>(product, device, plan);
     case 2: return conv2d_launch_forward<Tile<T, 128, 64, 2, 1, false, 7, false, true>>(product, device, plan);
     case 3: return conv2d_launch_forward<Tile<T, 128, 128, 1, 2, false, 5, false, true>>(product, device, plan);
-    case 4: return conv2d_launch_forward<Tile<T, 128, 256, 1, 1, false, 4, false, true>, CONV_SPLIT_K>(product, device, plan);
+    case 4: return conv2d_launch_forward<Tile<T, 128, 192, 2, 1, true, 4, false, true>>(product, device, plan);
+    case 5: return conv2d_launch_forward_cluster<ClusterTile<T, 64, 9, false, true>>(product, plan);
     }
     // clang-format on
 #endif

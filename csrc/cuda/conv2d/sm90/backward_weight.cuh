@@ -3,7 +3,7 @@
 #ifndef CUDA_OPS_CONV2D_SM90_BACKWARD_WEIGHT_CUH
 #define CUDA_OPS_CONV2D_SM90_BACKWARD_WEIGHT_CUH
 
-#include "conv2d/sm90/launch.cuh"
+#include "conv2d/sm90/cluster.cuh"
 
 template <typename T>
 static cuda_ops_status conv2d_sm90_backward_weight_16bit(const ConvProduct &product, ConvDevice device,
@@ -16,6 +16,7 @@ static cuda_ops_status conv2d_sm90_backward_weight_16bit(const ConvProduct &prod
     case 0: return conv2d_launch_backward_weight<Tile<T, 128, 256, 2, 1, false, 4, true, true>>(product, device, plan);
     case 1: return conv2d_launch_backward_weight<Tile<T, 128, 192, 2, 1, true, 4, true, true>>(product, device, plan);
     case 2: return conv2d_launch_backward_weight<Tile<T, 64, 192, 1, 1, true, 5, true, true>>(product, device, plan);
+    case 3: return conv2d_launch_backward_weight_cluster<ClusterTile<T, 64, 9, true, true>>(product, plan);
     }
     // clang-format on
 #endif

@@ -2,7 +2,7 @@
 #ifndef CUDA_OPS_CONV2D_SM90_FORWARD_CUH
 #define CUDA_OPS_CONV2D_SM90_FORWARD_CUH
 
-#include "conv2d/sm90/launch.cuh"
+#include "conv2d/sm90/cluster.cuh"
 
 template <typename T>
 static cuda_ops_status conv2d_sm90_forward_16bit(const ConvProduct &product, ConvDevice device, const ConvPlan &plan)
@@ -15,7 +15,8 @@ static cuda_ops_status conv2d_sm90_forward_16bit(const ConvProduct &product, Con
     case 1: return conv2d_launch_forward<Tile<T, 128, 128, 2, 1, true, 5, false, false>>(product, device, plan);
     case 2: return conv2d_launch_forward<Tile<T, 128, 64, 2, 1, false, 7, false, false>>(product, device, plan);
     case 3: return conv2d_launch_forward<Tile<T, 128, 128, 1, 2, false, 5, false, false>>(product, device, plan);
-    case 4: return conv2d_launch_forward<Tile<T, 128, 256, 1, 1, false, 4, false, false>, CONV_SPLIT_K>(product, device, plan);
+    case 4: return conv2d_launch_forward<Tile<T, 128, 192, 2, 1, true, 4, false, false>>(product, device, plan);
+    case 5: return conv2d_launch_forward_cluster<ClusterTile<T, 64, 9, false, false>>(product, plan);
     }
     // clang-format on
 #endif

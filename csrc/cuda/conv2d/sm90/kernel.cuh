@@ -439,7 +439,7 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], No
 }
 #endif // CUDA_OPS_HOPPER_CODE
 
-enum ConvKind { CONV_IM2COL, CONV_SHIFTED, CONV_SPLIT_K };
+enum ConvKind { CONV_IM2COL, CONV_SHIFTED };
 
 // The block of gemm/sm90/kernel.cuh with another producer.
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -511,122 +511,6 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     conv2d_block<C, CONV_IM2COL>(work, work, maps.a, &map_b, &map_b);
-#endif
-}
-
-// Where there are less than half as many tiles as multiprocessors: a cluster of two blocks shares a tile, each with
-// half of k. In the end each block gives half of its accumulators to the other, through the shared memory of the
-// stages, and stores the other half of the tile. One tile per cluster; not persistent.
-#if defined(CUDA_OPS_HOPPER_CODE)
-// MINE: which half of the tile's columns this block stores.
-template <typename C, int MINE>
-__device__ __forceinline__ void exchange_and_store(float (&sum)[C::BLOCKS][C::N / 2], const GroupedGemmWork &work,
-                                                   const CUtensorMap *map_d, char *exchange, char *buffers,
-                                                   const TileCoordinates &at, int group, int thread)
-{
-    typedef Tile<typename C::T, C::M, C::N / 2, 1, 1, false, 4, false, false> Half;
-    constexpr int COUNT = C::N / 4; // sums of half a tile a thread
-    static_assert(C::BLOCKS == 1 && Half::CHUNK == C::CHUNK, "a warpgroup's rows are one block of wgmma's");
-    char *const area = exchange + group * WARPGROUP * COUNT * 4;
-#pragma unroll
-    for (int i = 0; i < COUNT / 4; i++) {
-        const float *const theirs = sum[0] + (MINE ^ 1) * COUNT + 4 * i;
-        st_shared_cluster_v4_f32(mapa(shared_address(area) + (i * WARPGROUP + thread) * 16, MINE ^ 1),
-                                 make_float4(theirs[0], theirs[1], theirs[2], theirs[3]));
-    }
-    cluster_sync();
-    float half[1][COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT / 4; i++) {
-        const float4 other = *(const float4 *)(area + (i * WARPGROUP + thread) * 16);
-        half[0][4 * i] = sum[0][MINE * COUNT + 4 * i] + other.x;
-        half[0][4 * i + 1] = sum[0][MINE * COUNT + 4 * i + 1] + other.y;
-        half[0][4 * i + 2] = sum[0][MINE * COUNT + 4 * i + 2] + other.z;
-        half[0][4 * i + 3] = sum[0][MINE * COUNT + 4 * i + 3] + other.w;
-    }
-    int buffer = 0;
-    store_tile<Half>(half, load_bias<Half>(work, at.n + MINE * C::N / 2, thread), work, map_d,
-                     buffers + group * C::BUFFERS * C::BUFFER_BYTES, buffer, 0, at.m + group * C::GROUP_M,
-                     at.n + MINE * C::N / 2, group, thread);
-    if (C::BUFFERS > 0 && thread == 0)
-        bulk_wait_group_read<0>();
-}
-#endif // CUDA_OPS_HOPPER_CODE
-
-template <typename C>
-__global__ void __launch_bounds__(3 * WARPGROUP, 1)
-    conv2d_sm90_split_k_kernel(const __grid_constant__ ConvMaps maps, const __grid_constant__ CUtensorMap map_b,
-                               const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
-{
-#if defined(CUDA_OPS_HOPPER_CODE)
-    static_assert(C::CLUSTER == 1 && !C::PINGPONG && !C::IN_REGISTERS, "the cluster shares a tile");
-    typedef typename C::T T;
-    extern __shared__ char shared[];
-    const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
-    const uint32_t buffers = stages + C::STAGES * C::STAGE_BYTES;
-    const uint32_t full = buffers + 2 * C::BUFFERS * C::BUFFER_BYTES, empty = full + 8 * C::STAGES;
-    const uint32_t rank = cluster_ctarank();
-    if (threadIdx.x == 0) {
-        prefetch_tensormap(maps.a);
-        prefetch_tensormap(&map_b);
-        prefetch_tensormap(&map_d);
-        for (int stage = 0; stage < C::STAGES; stage++) {
-            mbarrier_init(full + 8 * stage, 1);
-            mbarrier_init(empty + 8 * stage, 2);
-        }
-        fence_mbarrier_init();
-    }
-    __syncthreads();
-    wait_for_predecessor();
-    release_successor();
-    // The halves of k are splits, which are numbered after the tiles.
-    const int index = rank * (work.gemm.clusters_m * work.gemm.clusters_n) + blockIdx.x / 2;
-    if (threadIdx.x < WARPGROUP) {
-        setmaxnreg_dec<40>();
-        if (threadIdx.x == 0)
-            conv2d_produce<C>(work, maps.a, &map_b, stages, full, empty, 0, 0, index, work.gemm.total);
-        __syncwarp(); // cluster_sync wants whole warps
-        cluster_sync();
-        cluster_sync();
-    } else {
-        setmaxnreg_inc<232>();
-        const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
-        const TileCoordinates at = tile_coordinates<C>(work.gemm, index, 0, 0);
-        const uint64_t a_tile = wgmma_descriptor(stages + group * C::GROUP_M * SWIZZLE_ROW, WGMMA_SWIZZLE_128,
-                                                 SWIZZLE_ATOM, C::COLUMN_BYTES);
-        const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
-        constexpr int B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
-        float sum[C::BLOCKS][C::N / 2];
-        int stage = 0, phase = 0, before = 0;
-        for (int step = 0; step < at.steps; step++) {
-            mbarrier_wait(full + 8 * stage, phase);
-            const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
-                           b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
-            wgmma_fence();
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                wgmma<T, C::N, 0, C::B_MN_MAJOR>(sum[0], wgmma_advance(a, i * 32), wgmma_advance(b, i * B_STEP),
-                                                 step > 0 || i > 0);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            if (step > 0 && thread == 0)
-                mbarrier_arrive(empty + 8 * before);
-            before = stage;
-            if (++stage == C::STAGES) {
-                stage = 0;
-                phase ^= 1;
-            }
-        }
-        wgmma_wait_group<0>();
-        // Both blocks have read their last stage: the other one may write here.
-        cluster_sync();
-        char *const exchange = shared + (stages - shared_address(shared));
-        char *const to = shared + (buffers - shared_address(shared));
-        if (rank == 0)
-            exchange_and_store<C, 0>(sum, work.gemm, &map_d, exchange, to, at, group, thread);
-        else
-            exchange_and_store<C, 1>(sum, work.gemm, &map_d, exchange, to, at, group, thread);
-    }
 #endif
 }
 

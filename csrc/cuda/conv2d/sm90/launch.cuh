@@ -63,11 +63,8 @@ static cuda_ops_status conv2d_start(const ConvMaps &maps, const CUtensorMap &map
     if (!conv2d_set_tiles<C>(work.gemm, p, plan))
         return CUDA_OPS_INVALID_ARGUMENT;
     const int64_t total = work.gemm.total, room = device.multiprocessors / C::CLUSTER;
-    if constexpr (KIND == CONV_SPLIT_K) // each cluster has both splits of a tile
-        return conv2d_start_kernel<C>(conv2d_sm90_split_k_kernel<C>, total / 2, 2, p.stream, maps, map_b, map_d, work);
-    else
-        return conv2d_start_kernel<C>(conv2d_sm90_kernel<C, KIND>, total < room ? total : room, C::CLUSTER, p.stream,
-                                      maps, map_b, map_d, work);
+    return conv2d_start_kernel<C>(conv2d_sm90_kernel<C, KIND>, total < room ? total : room, C::CLUSTER, p.stream, maps,
+                                  map_b, map_d, work);
 }
 
 // The taps of the product's stride phase, and its pixels in the result.
@@ -164,7 +161,7 @@ static cuda_ops_status conv2d_launch_backward_input_strided(const ConvProduct *p
 
 // forward, and backward_input, which is the same product over grad_output: rows are pixels, columns the result's
 // channels.
-template <typename C, ConvKind KIND = CONV_IM2COL>
+template <typename C>
 static cuda_ops_status conv2d_launch_forward(const ConvProduct &p, ConvDevice device, const ConvPlan &plan)
 {
     static_assert(!C::A_MN_MAJOR, "rows are pixels");
@@ -173,12 +170,6 @@ static cuda_ops_status conv2d_launch_forward(const ConvProduct &p, ConvDevice de
     ConvWork work = conv2d_work(p, C::K);
     GemmWork &gemm = work.gemm;
     gemm.m = (int)pixels, gemm.n = (int)p.columns, gemm.k = gemm.chunk = work.taps * work.chunks * C::K;
-    if (KIND == CONV_SPLIT_K) {
-        if (gemm.k < 2 * C::K)
-            return CUDA_OPS_INVALID_ARGUMENT;
-        gemm.splits = 2;
-        gemm.chunk = (int)(ceil_div(gemm.k / C::K, 2) * C::K);
-    }
     gemm.d = p.result;
     gemm.ldd = p.columns * p.groups;
     gemm.stride_d = p.columns;
@@ -197,7 +188,7 @@ static cuda_ops_status conv2d_launch_forward(const ConvProduct &p, ConvDevice de
         mapped = mapped && make_map(&map_d, p.result, p.dtype, false, p.columns, pixels, p.groups, gemm.ldd, next_group,
                                     C::CHUNK, C::GROUP_M);
     }
-    return mapped ? conv2d_start<C, KIND>(maps, map_b, map_d, work, device, plan, p) : CUDA_OPS_INVALID_ARGUMENT;
+    return mapped ? conv2d_start<C>(maps, map_b, map_d, work, device, plan, p) : CUDA_OPS_INVALID_ARGUMENT;
 }
 
 // backward_weight: one side is grad_output's channels, the other (tap, channel), and k is pixels. The result is float

@@ -32,7 +32,8 @@ struct ConvProduct {
     int64_t columns, other_pitch;
     int weight_by_channel, groups_inside;
     void *result;
-    int result_is_float; // backward_weight: splits, or padded channels
+    int result_is_float;      // backward_weight: splits, or padded channels
+    int weight_channels_last; // backward_weight by a cluster a tile, which stores either format
     const void *bias;
     cuda_ops_dtype dtype;
     cudaStream_t stream;
@@ -48,9 +49,10 @@ struct ConvProduct {
 // the next group's must not be multiplied even by zeros, since they may be NaN.
 static constexpr int MOST_PHASES_TOGETHER = 4, MOST_MAPS = 16;
 
-// A row of the table of tiles, the splits of k, and how many rows of tiles are scheduled as one band.
+// A row of the table of tiles, the splits of k that another kernel adds up, how many rows of tiles are scheduled as one
+// band, and the blocks of a cluster that share a tile.
 struct ConvPlan {
-    int tile, splits, group;
+    int tile, splits, group, sharing;
     double time; // expected, in microseconds
 };
 

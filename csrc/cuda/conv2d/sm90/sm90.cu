@@ -8,8 +8,9 @@
 // A group of channels is a product of its own, whose operands begin some channels further on; all are one launch.
 //
 // wgmma takes TF32 K-major only: backward_input transposes the weight first, backward_weight grad_output, and its input
-// goes through registers or, where faster, is transposed too. Bound by shared memory's bandwidth, which a tile of 128 x
-// 256 just fits; at least 1.1 times cuDNN's speed in the benchmarked cases on an H200 (benchmarks/notes/conv2d.md).
+// goes through registers or, where faster, is transposed too. Where there are few tiles, the blocks of a cluster share
+// one (cluster.cuh). Bound by the rate at which tiles are loaded, which one of 128 x 256 just hides; what was measured
+// is in benchmarks/notes/conv2d.md.
 #include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
 #include "conv2d/sm90/problem.h"
@@ -18,83 +19,123 @@
 #include "conv2d/tma_im2col.h"
 #include "ptx/wgmma.cuh"
 
-// The tiles and what one costs on an H200 in microseconds: `sum` for 1024 of k, `rest` for prologue and epilogue. A
-// row's index is the case of the switches in the files of instances.
+// The tiles and what one costs in microseconds: `start` once, `sum` for 1024 of k, `rest` for prologue and epilogue,
+// `share` more where blocks share it. A row's index is the case of the switches in the files of instances. Of forward
+// and 16 bits' backward_weight by least squares over 61 convolutions of models on an H100, others of an H200.
 struct ConvTile {
     int m, n, cluster_m, cluster_n;
-    int blocks; // that share a tile, each with a split of k
-    double sum, rest;
+    int most; // blocks that share a tile, each with a split of k, a power of two; 0: none (cluster.cuh)
+    double start, sum, rest, share;
     int group;
 };
 // clang-format off
 static const ConvTile FORWARD_16BIT[] = {
-    {128, 256, 2, 1, 1, 12.20, 1.50, 16},
-    {128, 128, 2, 1, 1,  7.40, 0.55,  8},
-    {128,  64, 2, 1, 1,  6.20, 1.00,  8},
-    {128, 128, 1, 2, 1,  6.70, 1.00,  8},
-    {128, 256, 1, 1, 2, 11.00, 5.00, 16},
+    {128, 256, 2, 1, 0, 0.00,  9.33, 4.88, 0.00, 16},
+    {128, 128, 2, 1, 0, 0.71,  5.27, 2.83, 0.00,  8},
+    {128,  64, 2, 1, 0, 1.11,  3.94, 1.97, 0.00,  8},
+    {128, 128, 1, 2, 0, 0.62,  5.03, 2.86, 0.00,  8},
+    {128, 192, 2, 1, 0, 0.38,  7.52, 3.53, 0.00,  8},
+    {128,  64, 1, 1, 8, 0.00,  3.66, 4.31, 0.43,  8},
 };
 static const ConvTile FORWARD_TF32[] = {
-    {128, 256, 2, 1, 1, 22.00, 3.30,  8},
-    {128, 128, 2, 1, 1, 14.10, 1.70,  8},
-    {128,  64, 2, 1, 1, 11.20, 1.65,  8},
-    {128, 128, 1, 2, 1, 13.00, 1.50,  8},
-    {128, 256, 1, 1, 2, 19.30, 9.00, 16},
+    {128, 256, 2, 1, 0, 0.00, 17.52, 9.66, 0.00,  8},
+    {128, 128, 2, 1, 0, 0.00,  9.14, 6.98, 0.00,  8},
+    {128,  64, 2, 1, 0, 0.00,  7.03, 4.49, 0.00,  8},
+    {128, 128, 1, 2, 0, 0.29,  9.85, 4.94, 0.00,  8},
+    {128, 192, 2, 1, 0, 0.00, 13.95, 7.94, 0.00,  8},
+    {128,  64, 1, 1, 8, 0.00,  8.11, 4.74, 0.37,  8},
+    {128, 128, 1, 1, 8, 0.00, 11.18, 6.39, 0.00,  8},
+};
+// Of groups, for whose times an H100's beside these are known (conv2d_sm90_microseconds): the first of the same tiles.
+static const ConvTile GROUPS_FORWARD_16BIT[] = {
+    {128, 256, 2, 1, 0, 0.00, 12.20, 1.50, 0.00, 16},
+    {128, 128, 2, 1, 0, 0.00,  7.40, 0.55, 0.00,  8},
+    {128,  64, 2, 1, 0, 0.00,  6.20, 1.00, 0.00,  8},
+    {128, 128, 1, 2, 0, 0.00,  6.70, 1.00, 0.00,  8},
+};
+static const ConvTile GROUPS_FORWARD_TF32[] = {
+    {128, 256, 2, 1, 0, 0.00, 22.00, 3.30, 0.00,  8},
+    {128, 128, 2, 1, 0, 0.00, 14.10, 1.70, 0.00,  8},
+    {128,  64, 2, 1, 0, 0.00, 11.20, 1.65, 0.00,  8},
+    {128, 128, 1, 2, 0, 0.00, 13.00, 1.50, 0.00,  8},
+};
+static const ConvTile GROUPS_WEIGHT_16BIT[] = {
+    {128, 256, 2, 1, 0, 0.00, 12.40, 1.20, 0.00, 16},
+    {128, 192, 2, 1, 0, 0.00,  9.30, 0.50, 0.00,  6},
+    { 64, 192, 1, 1, 0, 0.00,  6.00, 0.50, 0.00,  8},
 };
 // backward_input with a stride: a tile is of one stride phase.
 static const ConvTile STRIDED_16BIT[] = {
-    {128, 128, 2, 1, 1,  9.00, 1.00,  8},
-    {128,  64, 2, 1, 1,  4.80, 1.20,  8},
+    {128, 128, 2, 1, 0, 0.00,  9.00, 1.00, 0.00,  8},
+    {128,  64, 2, 1, 0, 0.00,  4.80, 1.20, 0.00,  8},
 };
 static const ConvTile STRIDED_TF32[] = {
-    {128, 128, 2, 1, 1, 15.00, 2.50,  8},
-    {128,  64, 2, 1, 1, 10.00, 1.70,  8},
+    {128, 128, 2, 1, 0, 0.00, 15.00, 2.50, 0.00,  8},
+    {128,  64, 2, 1, 0, 0.00, 10.00, 1.70, 0.00,  8},
 };
 static const ConvTile WEIGHT_16BIT[] = {
-    {128, 256, 2, 1, 1, 12.40, 1.20, 16},
-    {128, 192, 2, 1, 1,  9.30, 0.50,  6},
-    { 64, 192, 1, 1, 1,  6.00, 0.50,  8},
+    {128, 256, 2, 1, 0, 0.00,  9.73, 4.80, 0.00, 16},
+    {128, 192, 2, 1, 0, 0.00,  7.36, 4.62, 0.00,  6},
+    { 64, 192, 1, 1, 0, 2.73,  5.03, 0.58, 0.00,  8},
+    {128,  64, 1, 1, 8, 0.06,  4.80, 4.22, 0.42,  8},
 };
 static const ConvTile WEIGHT_TF32[] = {
-    {256, 128, 1, 2, 1, 33.00, 2.60,  8},
-    {128, 128, 2, 1, 1, 21.00, 0.50,  8},
-    {256, 128, 1, 1, 1, 28.00, 2.60,  8},
-    {256,  64, 1, 1, 1, 26.00, 2.00,  8},
+    {256, 128, 1, 2, 0, 0.00, 33.00, 2.60, 0.00,  8},
+    {128, 128, 2, 1, 0, 0.00, 21.00, 0.50, 0.00,  8},
+    {256, 128, 1, 1, 0, 0.00, 28.00, 2.60, 0.00,  8},
+    {256,  64, 1, 1, 0, 0.00, 26.00, 2.00, 0.00,  8},
 };
 static const ConvTile SHIFTED_TF32[] = {
-    {128, 256, 2, 1, 1, 20.50, 3.30, 16},
-    {128, 192, 2, 1, 1, 15.50, 2.50,  8},
-    { 64, 192, 1, 1, 1, 15.00, 1.00,  8},
-    {128, 128, 2, 1, 1, 12.00, 1.70,  8},
+    {128, 256, 2, 1, 0, 0.00, 20.50, 3.30, 0.00, 16},
+    {128, 192, 2, 1, 0, 0.00, 15.50, 2.50, 0.00,  8},
+    { 64, 192, 1, 1, 0, 0.00, 15.00, 1.00, 0.00,  8},
+    {128, 128, 2, 1, 0, 0.00, 12.00, 1.70, 0.00,  8},
 };
 // clang-format on
-static constexpr int THREADS = 256;                    // of the kernel that writes zeros
-static constexpr double SUM_START = 4, SUM_RATE = 3e6; // microseconds; bytes a microsecond
+static constexpr int THREADS = 256; // of the kernel that writes zeros
+// To add splits up: microseconds; bytes written and read, a microsecond.
+static constexpr double SUM_START = 1.6, SUM_RATE = 1.7e6, SUM_START_TF32 = 4,
+                        SUM_RATE_TF32 = 3e6; // TF32: and of groups
 static constexpr double TRANSPOSE_START = 3, TRANSPOSE_RATE = 2.4e6;
 static constexpr int64_t SMALLEST_SPLIT = 256, MOST_SPLITS = 256, MOST_PHASES = 16;
 
+// Clusters of `size` blocks, one an SM, that run at once. A GPC has 16 or 18 SMs, so that those of more than two leave
+// some over.
+static int64_t clusters_at_once(int size, ConvDevice device)
+{
+    return (size > 2 ? device.multiprocessors - device.multiprocessors / 16 : device.multiprocessors) / size;
+}
+
+// most_splits: of k, which another kernel adds up. relays: that kernel is needed to rearrange the gradient of the
+// weight anyway, but by tiles that clusters share. shares: whether they may. depth: k of a stage.
 template <int COUNT>
 static ConvPlan fastest_plan(const ConvTile (&tiles)[COUNT], int64_t groups, int64_t m, int64_t n, int64_t k,
-                             bool split_k, ConvDevice device)
+                             int64_t depth, int64_t most_splits, bool relays, bool shares, ConvDevice device)
 {
     ConvPlan best = {};
-    double least = 0;
+    const bool fitted = depth != 32 && groups == 1;
+    const double sum_start = fitted ? SUM_START : SUM_START_TF32, sum_rate = fitted ? SUM_RATE : SUM_RATE_TF32;
+    const int64_t steps = ceil_div(k, depth);
     for (int tile = 0; tile < COUNT; tile++) {
         const ConvTile &t = tiles[tile];
-        if (t.blocks > 1 && k < t.blocks * 64)
-            continue; // not a stage for each
+        if (t.most > 0 && !shares)
+            continue;
         const int64_t clusters = groups * ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n);
-        const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n * t.blocks);
-        for (int64_t splits = 1; splits <= (split_k ? MOST_SPLITS : 1); splits++) {
-            if (splits > 1 && (k / splits < SMALLEST_SPLIT || clusters * splits > room))
-                break;
-            const int64_t waves = ceil_div(clusters * splits, room);
-            double time = (double)waves * (t.sum * (double)ceil_div(k, splits * t.blocks) / 1024 + t.rest);
-            if (splits > 1)
-                time += SUM_START + (double)(8 * splits * groups * m * n) / SUM_RATE;
-            if (best.splits == 0 || time < least) {
-                least = time;
-                best = {tile, (int)splits, t.group, time};
+        for (int sharing = 1; sharing == 1 || sharing <= t.most; sharing *= 2) {
+            if (ceil_div(steps, ceil_div(steps, sharing)) < sharing)
+                break; // not a stage for each
+            const int64_t room = clusters_at_once(t.cluster_m * t.cluster_n * sharing, device);
+            for (int64_t splits = 1; splits <= (t.most > 0 ? 1 : most_splits); splits++) {
+                if (splits > 1 && (k / splits < SMALLEST_SPLIT || clusters * splits > room))
+                    break;
+                const int64_t waves = ceil_div(clusters * splits, room),
+                              depth_of_split = ceil_div(steps, splits * sharing) * depth;
+                double time = t.start + (double)waves * (t.sum * (double)depth_of_split / 1024 + t.rest +
+                                                         (sharing > 1 ? t.share : 0));
+                if (splits > 1 || (relays && groups == 1 && t.most == 0))
+                    time += sum_start + (double)(8 * splits * groups * m * n) / sum_rate;
+                if (best.splits == 0 || time < best.time)
+                    best = {tile, (int)splits, t.group, sharing, time};
             }
         }
     }
@@ -128,7 +169,7 @@ static ConvPlan fastest_plan_of_phases(const ConvTile (&tiles)[COUNT], const Con
         }
         time = time > longest ? time : longest;
         if (tile == 0 || time < best.time)
-            best = {tile, 1, t.group, time};
+            best = {tile, 1, t.group, 1, time};
     }
     return best;
 }
@@ -271,16 +312,20 @@ static void set_backward_weight(Steps &steps, const ConvCall &call, ConvDevice d
     p.result_is_float = tf32;
     const int64_t pixels = conv2d_pixels(p.grid), row = SWIZZLE_ROW / (tf32 ? 4 : 2);
     steps.padded_width = taps * ceil_div(c, row) * row;
+    p.weight_channels_last = conv2d_weight_is_channels_last(s);
+    const bool relays = c % row != 0 || !conv2d_weight_is_ready(call);
+    const bool shares = s.groups == 1 && call.weight_outs == 0; // a weight of other sizes is rearranged
     if (tf32) {
         const PixelGrid &g = p.grid;
         steps.transposes = 1;
         steps.transpose_other = conv2d_transpose_of(s.batch, s.out_height, s.out_width, s.out_channels);
-        steps.plan = fastest_plan(WEIGHT_TF32, s.groups, steps.padded_width, o, pixels, true, device);
+        steps.plan =
+            fastest_plan(WEIGHT_TF32, s.groups, steps.padded_width, o, pixels, row, MOST_SPLITS, relays, false, device);
         const Transpose shifted = shifted_transpose(s);
         const int64_t shifted_pixels = s.batch * shifted.grid_height * shifted.grid_width;
         if (can_shift(s, shifted)) {
-            const ConvPlan plan =
-                fastest_plan(SHIFTED_TF32, s.groups, o, steps.padded_width, shifted_pixels, true, device);
+            const ConvPlan plan = fastest_plan(SHIFTED_TF32, s.groups, o, steps.padded_width, shifted_pixels, row,
+                                               MOST_SPLITS, relays, false, device);
             const double transpose =
                 TRANSPOSE_START + (double)(4 * shifted_pixels * s.in_channels * (1 + s.kernel_width)) / TRANSPOSE_RATE;
             if (plan.time + transpose < steps.plan.time) {
@@ -297,9 +342,12 @@ static void set_backward_weight(Steps &steps, const ConvCall &call, ConvDevice d
         if (steps.transposes == 2)
             steps.source_bytes = conv2d_round_to_256(s.kernel_width * s.in_channels * p.other_pitch * 4);
     } else {
-        steps.plan = fastest_plan(WEIGHT_16BIT, s.groups, o, steps.padded_width, pixels, true, device);
+        steps.plan = s.groups > 1 ? fastest_plan(GROUPS_WEIGHT_16BIT, s.groups, o, steps.padded_width, pixels, row,
+                                                 MOST_SPLITS, relays, false, device)
+                                  : fastest_plan(WEIGHT_16BIT, 1, o, steps.padded_width, pixels, row, MOST_SPLITS,
+                                                 relays, shares, device);
     }
-    steps.sums_splits = steps.plan.splits > 1 || c % row != 0 || !conv2d_weight_is_ready(call);
+    steps.sums_splits = steps.plan.splits > 1 || (relays && (tf32 || WEIGHT_16BIT[steps.plan.tile].most == 0));
     if (steps.sums_splits)
         steps.split_bytes = (size_t)(steps.plan.splits * s.out_channels * steps.padded_width) * 4;
 }
@@ -339,9 +387,14 @@ static void set_forward(Steps &steps, const ConvCall &call, ConvDevice device)
     }
     if (is_strided(call))
         return; // a plan for each launch of stride phases
-    const int64_t m = conv2d_pixels(p.grid), k = taps * ceil_div(p.grid.channels, 128 / element) * (128 / element);
-    steps.plan = tf32 ? fastest_plan(FORWARD_TF32, s.groups, m, p.columns, k, false, device)
-                      : fastest_plan(FORWARD_16BIT, s.groups, m, p.columns, k, false, device);
+    const int64_t m = conv2d_pixels(p.grid), row = SWIZZLE_ROW / element;
+    const int64_t k = taps * ceil_div(p.grid.channels, row) * row;
+    if (s.groups > 1)
+        steps.plan = tf32 ? fastest_plan(GROUPS_FORWARD_TF32, s.groups, m, p.columns, k, row, 1, false, false, device)
+                          : fastest_plan(GROUPS_FORWARD_16BIT, s.groups, m, p.columns, k, row, 1, false, false, device);
+    else
+        steps.plan = tf32 ? fastest_plan(FORWARD_TF32, 1, m, p.columns, k, row, 1, false, true, device)
+                          : fastest_plan(FORWARD_16BIT, 1, m, p.columns, k, row, 1, false, true, device);
 }
 
 static Steps steps_of(const ConvCall &call, ConvDevice device)
@@ -546,17 +599,19 @@ double conv2d_sm90_microseconds(const ConvCall &call, ConvDevice device)
     constexpr double START = 2, COPY_RATE = 1.5e6, WRITE_RATE = 20e3;
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const Steps steps = steps_of(call, device);
-    double time = START;
+    // Of one group the tiles' times are an H100's, but of TF32's weight and of strides, and are whole calls'.
+    const bool weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
+    const bool whole = s.groups == 1 && !is_strided(call) && !(weight && call.dtype == CUDA_OPS_FLOAT32);
+    double time = whole ? 0 : START;
     if (steps.relayouts || steps.transposes > 0)
         time += START + 2 * (double)steps.other_bytes / COPY_RATE;
     if (steps.transposes > 1)
         time += TRANSPOSE_START + 2 * (double)steps.source_bytes / TRANSPOSE_RATE;
-    if (steps.sums_splits && steps.plan.splits == 1) // the plan has counted more
+    if (s.groups > 1 && steps.sums_splits && steps.plan.splits == 1) // else the plan has counted it
         time += START + (double)(s.out_channels * steps.padded_width) / 4 / WRITE_RATE;
     // On an H100 the tiles of groups take longer than the table's, the more the fewer of a stage's channels are there.
     const int64_t channels = steps.product.grid.channels, row = SWIZZLE_ROW / (call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2);
     const double missing = 1 - (double)channels / (double)(ceil_div(channels, row) * row);
-    const bool weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
     const double slower = s.groups == 1      ? 1
                           : is_strided(call) ? 1.05 + 0.7 * missing
                                              : 1.1 + (weight ? 2 : 1) * missing;

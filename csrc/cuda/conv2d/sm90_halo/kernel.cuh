@@ -15,19 +15,24 @@
 #include "ptx/wgmma.cuh"
 
 // PIXELS: of a tile, wgmma's n. ROW_BYTES: of a pixel's channels in a TMA copy, and their swizzle. BY_CHANNEL: the
-// weight is [channel][tap][column].
-template <typename T_, int PIXELS_, int ROW_BYTES_, bool BY_CHANNEL_>
+// weight is [channel][tap][column]. COLUMNS: of the result, 64 or 32; wgmma's m is 64 of them either way, so that of 32
+// the other half is multiplied too (by the next tap's weight, or what lies behind the last) and thrown away. What that
+// saves is half of the weight's shared memory.
+template <typename T_, int PIXELS_, int ROW_BYTES_, bool BY_CHANNEL_, int COLUMNS_ = 64>
 struct HaloTile {
     typedef T_ T;
     static constexpr int PIXELS = PIXELS_, ROW_BYTES = ROW_BYTES_, ROW = ROW_BYTES / (int)sizeof(T);
     static constexpr bool BY_CHANNEL = BY_CHANNEL_;
-    static constexpr int COLUMNS = 64; // of the result, wgmma's m
-    static constexpr int TAP_BYTES = COLUMNS * ROW_BYTES;
+    static constexpr int COLUMNS = COLUMNS_, TAP_BYTES = COLUMNS * ROW_BYTES;
+    // The weight in shared memory: rows of a column's channels, or of a channel's columns.
+    static constexpr int WEIGHT_ROW_BYTES = BY_CHANNEL ? COLUMNS * (int)sizeof(T) : ROW_BYTES;
+    static constexpr int PASS_COLUMNS = 64;
     // Results of 16 bits are transposed through shared memory, half a tile at a time.
-    static constexpr int PASS = PIXELS / 2, BUFFER_BYTES = sizeof(T) == 2 ? PASS * COLUMNS * 2 : 0;
+    static constexpr int PASS = PIXELS / 2, BUFFER_BYTES = sizeof(T) == 2 ? PASS * PASS_COLUMNS * 2 : 0;
     static constexpr int BARRIERS_BYTES = 256;
     static constexpr int MOST_STAGES = 6;
     static_assert(!BY_CHANNEL || sizeof(T) == 2, "TF32 is K-major");
+    static_assert(COLUMNS == 64 || COLUMNS == 32, "half of wgmma's m at least");
 };
 
 struct HaloWork {
@@ -44,6 +49,7 @@ struct HaloWork {
 
 struct HaloProduct {
     HaloWork work;
+    int tile_columns; // 64 or 32
     PixelGrid grid;
     const void *source, *weight;
     cuda_ops_dtype dtype;
@@ -63,13 +69,13 @@ static inline int conv2d_halo_tile_pixels(int element_size, int row_bytes)
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
-// The wgmma descriptor of a K-major tile in a swizzle of ROW_BYTES. The swizzle permutes addresses, so that a tile may
-// begin at any row.
+// The wgmma descriptor of a tile in a swizzle of ROW_BYTES. The swizzle permutes addresses, so that a tile may begin at
+// any row. `leading`: MN-major, from one such column of rows to the next.
 template <int ROW_BYTES>
-__device__ __forceinline__ uint64_t describe_rows(uint32_t address)
+__device__ __forceinline__ uint64_t describe_rows(uint32_t address, uint32_t leading = 16)
 {
     static_assert(ROW_BYTES == 64 || ROW_BYTES == 128, "a swizzle");
-    return wgmma_descriptor(address, ROW_BYTES == 64 ? WGMMA_SWIZZLE_64 : WGMMA_SWIZZLE_128, 8 * ROW_BYTES);
+    return wgmma_descriptor(address, ROW_BYTES == 64 ? WGMMA_SWIZZLE_64 : WGMMA_SWIZZLE_128, 8 * ROW_BYTES, leading);
 }
 
 // The offset in the result of a pixel of the grid; false: the pixel is padding.
@@ -88,6 +94,7 @@ __device__ __forceinline__ void store_halo_16bit(const float (&sum)[C::PIXELS / 
 {
     typedef typename C::T T;
     const int lane = thread % 32, warp = thread / 32, matrix = lane / 8, vector = thread % 8;
+    const bool stores = 8 * vector < C::COLUMNS && first_column + 8 * vector < work.columns;
     const uint32_t to = shared_address(buffer);
     T *const result = (T *)work.result + first_column + 8 * vector;
 #pragma unroll
@@ -106,8 +113,7 @@ __device__ __forceinline__ void store_halo_16bit(const float (&sum)[C::PIXELS / 
             const int pixel = thread / 8 + 16 * i;
             const uint4 values = *(const uint4 *)(buffer + pixel * 128 + (vector ^ (pixel % 8)) * 16);
             int64_t offset;
-            if (result_offset(work, first_pixel + pass * C::PASS + pixel, offset) &&
-                first_column + 8 * vector < work.columns)
+            if (result_offset(work, first_pixel + pass * C::PASS + pixel, offset) && stores)
                 *(uint4 *)(result + offset) = values;
         }
     }
@@ -118,9 +124,9 @@ template <typename C>
 __device__ __forceinline__ void store_halo_float(const float (&sum)[C::PIXELS / 2], const HaloWork &work,
                                                  int first_pixel, int first_column, int thread)
 {
-    const int column = first_column + 16 * (thread / 32) + thread % 32 / 4;
+    const int in_tile = 16 * (thread / 32) + thread % 32 / 4, column = first_column + in_tile;
     float *const result = (float *)work.result + column;
-    const bool low = column < work.columns, high = column + 8 < work.columns;
+    const bool low = in_tile < C::COLUMNS && column < work.columns, high = low && column + 8 < work.columns;
 #pragma unroll
     for (int i = 0; i < C::PIXELS / 8; i++)
 #pragma unroll
@@ -155,14 +161,14 @@ __device__ __forceinline__ void consume_halo(const HaloWork &work, uint32_t weig
                                       (work.kernel_width - 1) * work.dilation_x) *
                                          C::ROW_BYTES
                                    : 0;
-    constexpr int A_STEP = C::BY_CHANNEL ? 2 * SWIZZLE_ATOM : 32;
+    constexpr int A_STEP = C::BY_CHANNEL ? 16 * C::WEIGHT_ROW_BYTES : 32;
     mbarrier_wait(ready, 0);
     int stage = 0, phase = 0, taker = 0, taken = 0;
     float sum[C::PIXELS / 2];
     for (int tile = first_tile; tile < work.tiles; tile += tile_step, taker ^= 1) {
         if (taker != group) {
             stage += work.chunks;
-            if (stage >= work.stages) {
+            while (stage >= work.stages) {
                 stage -= work.stages;
                 phase ^= 1;
             }
@@ -182,7 +188,7 @@ __device__ __forceinline__ void consume_halo(const HaloWork &work, uint32_t weig
             uint32_t pixels = stages + stage * work.stage_bytes + last;
             wgmma_fence();
             for (int t = 0, s = 0; t < taps; t++, tap += C::TAP_BYTES) {
-                const uint64_t a = C::BY_CHANNEL ? describe_rows<SWIZZLE_ROW>(tap) : describe_rows<C::ROW_BYTES>(tap);
+                const uint64_t a = describe_rows<C::WEIGHT_ROW_BYTES>(tap, C::TAP_BYTES);
                 const uint64_t b = describe_rows<C::ROW_BYTES>(pixels);
 #pragma unroll
                 for (int k = 0; k < C::ROW_BYTES / 32; k++)
@@ -316,6 +322,9 @@ static cuda_ops_status conv2d_sm90_halo_16bit(const HaloProduct &product, ConvDe
     if (row_bytes == 64)
         return by_channel ? conv2d_launch_halo<HaloTile<T, 256, 64, true>>(product, device)
                           : conv2d_launch_halo<HaloTile<T, 256, 64, false>>(product, device);
+    if (product.tile_columns == 32)
+        return by_channel ? conv2d_launch_halo<HaloTile<T, 192, 128, true, 32>>(product, device)
+                          : conv2d_launch_halo<HaloTile<T, 192, 128, false, 32>>(product, device);
     return by_channel ? conv2d_launch_halo<HaloTile<T, 192, 128, true>>(product, device)
                       : conv2d_launch_halo<HaloTile<T, 192, 128, false>>(product, device);
 #else

@@ -56,7 +56,9 @@ static Steps steps_of(const ConvCall &call)
     w.start_y = (int)p.grid.start_y, w.start_x = (int)p.grid.start_x;
     w.height = (int)(forward ? s.out_height : s.in_height), w.width = (int)(forward ? s.out_width : s.in_width);
     w.columns = (int)(forward ? s.out_channels : s.in_channels);
-    w.column_tiles = (int)ceil_div(w.columns, 64);
+    // 32 columns where there are no more, and their weights' half of the memory is not needed for a pixel's short rows.
+    p.tile_columns = w.columns <= 32 && steps.row_bytes == 128 ? 32 : 64;
+    w.column_tiles = (int)ceil_div(w.columns, p.tile_columns);
     w.kernel_height = (int)s.kernel_height, w.kernel_width = (int)s.kernel_width;
     w.dilation_y = (int)s.dilation_height, w.dilation_x = (int)s.dilation_width;
     w.mirrored = !forward;
@@ -66,7 +68,8 @@ static Steps steps_of(const ConvCall &call)
         (s.kernel_height - 1) * s.dilation_height * w.grid_width + (s.kernel_width - 1) * s.dilation_width;
     const int64_t rows = ceil_div(pixels + halo, 8) * 8;
     const int64_t stage = ceil_div(rows * steps.row_bytes, SWIZZLE_ATOM) * SWIZZLE_ATOM;
-    const int64_t fixed = SWIZZLE_ATOM + w.chunks * s.kernel_height * s.kernel_width * 64 * steps.row_bytes +
+    const int64_t fixed = SWIZZLE_ATOM +
+                          w.chunks * s.kernel_height * s.kernel_width * p.tile_columns * steps.row_bytes +
                           (tf32 ? 0 : pixels * 128) + 256;
     const int64_t stages = fixed < SHARED_BYTES && rows <= 1024 ? (SHARED_BYTES - fixed) / stage : 0;
     w.rows = (int)rows;
@@ -112,29 +115,39 @@ Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
     if (!pixel_map_possible(grid, forward ? call.input : call.output, element))
         return no("its padding or sizes have no TMA im2col descriptor, or images are not aligned");
     const HaloWork work = steps_of(call).product.work;
-    return work.stages >= 2 && work.stages >= work.chunks && work.column_tiles <= device.multiprocessors
+    return work.stages >= 2 && work.column_tiles <= device.multiprocessors
                ? YES
                : no("a tile with its halo, and the weights, do not fit into shared memory");
 }
 
-// Where output channels are one tile, or those that are summed fill a quarter of the sm90 path's slices at most, so that
-// that makes four times the products; and few products are thrown away.
-Answer conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice)
+// By least squares over 21 products on an H100: cycles of wgmma a microsecond, and how much of a tile's products its
+// time is; microseconds of a tile beside them, of a call, and to load 1 KB of the weight, which the first tile awaits.
+static constexpr double CYCLES = 1755, PRODUCTS = 0.92, TILE = 1.2, START = 1.5, WEIGHT_KB = 0.0137;
+static constexpr double AS_FAST = 1.05; // of two that take as long this one, which loads each pixel once
+
+double conv2d_sm90_halo_microseconds(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT || s.kernel_height * s.kernel_width < 4)
-        return no("the kernel has fewer than 4 taps");
-    const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
-    const int64_t summed = forward ? s.in_channels : s.out_channels, made = forward ? s.out_channels : s.in_channels;
-    if (summed > 64 || (made > 64 && 4 * summed * element_size(call) > 128))
-        return no("more than 64 channels");
-    const double height = (double)(forward ? s.out_height : s.in_height);
-    const double width = (double)(forward ? s.out_width : s.in_width);
-    return (height + (double)((s.kernel_height - 1) * s.dilation_height)) *
-                       (width + (double)((s.kernel_width - 1) * s.dilation_width)) <=
-                   1.7 * height * width
+    const Steps steps = steps_of(call);
+    const HaloWork &w = steps.product.work;
+    const double rows = (double)(w.chunks * s.kernel_height * s.kernel_width); // of the weight's memory, a column each
+    const double products =
+        rows * steps.row_bytes / 32 * conv2d_halo_tile_pixels(element_size(call), steps.row_bytes) / 2;
+    const double rounds = (double)ceil_div(w.tiles, device.multiprocessors / w.column_tiles);
+    // As conv2d_sm90_microseconds has it, so that both are compared without.
+    const double relayout = steps.relayouts ? 2 + 2 * (double)conv2d_sm90_halo_workspace(call, device) / 1.5e6 : 0;
+    return relayout + START + WEIGHT_KB * rows * steps.product.tile_columns * steps.row_bytes / 1024 +
+           rounds * (TILE + PRODUCTS * products / CYCLES);
+}
+
+// Both times are expected ones. What counts is how many of its products are of the halo, of columns past a tile, and,
+// with few channels, how few of them fill a slice of the sm90 path's k, which is of one tap.
+Answer conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice device)
+{
+    return !conv2d_sm90_supports(call, device) ||
+                   conv2d_sm90_halo_microseconds(call, device) < AS_FAST * conv2d_sm90_microseconds(call, device)
                ? YES
-               : no("images are so small that more than 0.7 of the products are of the halo");
+               : no("the sm90 path is expected to be faster");
 }
 
 size_t conv2d_sm90_halo_workspace(const ConvCall &call, ConvDevice)

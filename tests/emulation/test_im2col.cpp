@@ -1,0 +1,146 @@
+// conv2d by way of columns in memory, all passes, kernels, strides, paddings, dilations and orders of the weight,
+// against the sums as they stand. The product of the columns is the GEMM's, for which a loop stands here; workspaces
+// begin as NaN.
+#include "cases.h"
+#include "conv2d/paths.h"
+#include "gemm/paths.h"
+
+using namespace emulation;
+
+extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *, int)
+{
+    return 0;
+}
+
+int gemm_path_on(const cuda_ops_gemm_problem &, GemmDevice, int)
+{
+    return GEMM_SIMT;
+}
+
+double gemm_simt_microseconds(const cuda_ops_gemm_problem &, GemmDevice)
+{
+    return 1;
+}
+
+double conv2d_simt_microseconds(const ConvCall &, ConvDevice)
+{
+    return 1;
+}
+
+double conv2d_winograd_microseconds(const ConvCall &, ConvDevice)
+{
+    return 1;
+}
+
+Answer conv2d_winograd_supports(const ConvCall &, ConvDevice)
+{
+    return no("it is not here");
+}
+
+Answer conv2d_winograd_is_fast(const ConvCall &, ConvDevice)
+{
+    return no("it is not here");
+}
+
+extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void *b, const void *bias, void *,
+                                              const cuda_ops_gemm_problem *problem, int, cuda_ops_stream)
+{
+    const cuda_ops_gemm_problem &p = *problem;
+    for (int64_t row = 0; row < p.m; row++)
+        for (int64_t column = 0; column < p.n; column++) {
+            double sum = bias ? ((const float *)bias)[column] : 0;
+            for (int64_t k = 0; k < p.k; k++)
+                sum += (double)((const float *)a)[p.transpose_a ? k * p.lda + row : row * p.lda + k] *
+                       (double)((const float *)b)[p.transpose_b ? column * p.ldb + k : k * p.ldb + column];
+            ((float *)d)[row * p.ldd + column] = (float)sum;
+        }
+    return CUDA_OPS_SUCCESS;
+}
+
+// A kernel, stride, dilation and padding of one axis, and an input that they leave an output of.
+static void draw_axis(int64_t &in, int64_t &out, int64_t &kernel, int64_t &stride, int64_t &dilation, int64_t &padding)
+{
+    kernel = random_in(1, 4), stride = random_in(1, 3), dilation = random_in(1, 2), padding = random_in(0, 3);
+    const int64_t after = random_in(0, 3), extent = (kernel - 1) * dilation + 1;
+    in = random_in(extent > padding + after ? extent - padding - after : 1, 12);
+    out = (in + padding + after - extent) / stride + 1;
+}
+
+static void im2col(int64_t number)
+{
+    cuda_ops_conv2d_sizes s = {};
+    s.batch = random_in(1, 3);
+    s.groups = 1;
+    s.in_channels = one_in(2) ? 4 * random_in(1, 6) : random_in(1, 20);
+    s.out_channels = random_in(1, 12);
+    draw_axis(s.in_height, s.out_height, s.kernel_height, s.stride_height, s.dilation_height, s.padding_top);
+    draw_axis(s.in_width, s.out_width, s.kernel_width, s.stride_width, s.dilation_width, s.padding_left);
+    s.input_channels_last = s.output_channels_last = 1;
+    s.weight_channels_last = one_in(2);
+    const cuda_ops_conv2d_pass pass = (cuda_ops_conv2d_pass)random_below(3);
+    const int64_t C = s.in_channels, K = s.out_channels, N = s.batch, taps = s.kernel_height * s.kernel_width;
+    const int64_t sizes[] = {N * K * s.out_height * s.out_width, N * C * s.in_height * s.in_width, K * C * taps};
+    const Array input = Array(sizes[1], CUDA_OPS_FLOAT32).random(), weight = Array(sizes[2], CUDA_OPS_FLOAT32).random();
+    const Array output = Array(sizes[0], CUDA_OPS_FLOAT32).random(), bias = Array(K, CUDA_OPS_FLOAT32).random();
+    const Array result(sizes[pass], CUDA_OPS_FLOAT32);
+    const bool with_bias = pass == CUDA_OPS_CONV2D_FORWARD && one_in(2);
+    describe("case %lld: pass %d, %lld x %lld x %lld x %lld -> %lld, kernel %lld x %lld, stride %lld, %lld, padding "
+             "%lld, %lld, dilation %lld, %lld, weight channels_last %d",
+             (long long)number, pass, (long long)N, (long long)C, (long long)s.in_height, (long long)s.in_width,
+             (long long)K, (long long)s.kernel_height, (long long)s.kernel_width, (long long)s.stride_height,
+             (long long)s.stride_width, (long long)s.padding_top, (long long)s.padding_left,
+             (long long)s.dilation_height, (long long)s.dilation_width, s.weight_channels_last);
+
+    ConvCall call = {pass,
+                     result.data,
+                     pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? nullptr : input.data,
+                     pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? nullptr : weight.data,
+                     pass == CUDA_OPS_CONV2D_FORWARD ? nullptr : output.data,
+                     with_bias ? bias.data : nullptr,
+                     nullptr,
+                     s,
+                     CUDA_OPS_FLOAT32,
+                     nullptr};
+    const ConvDevice device = current_device();
+    if (!conv2d_im2col_supports(call, device))
+        fail("not supported: %s", conv2d_im2col_supports(call, device).why_not);
+    const size_t bytes = conv2d_im2col_workspace(call, device);
+    call.workspace = device_memory(bytes, 0);
+    memset(call.workspace, 0xff, bytes);
+    expect_success(conv2d_im2col(call, device));
+
+    std::vector<double> expected((size_t)sizes[pass]);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t k = 0; k < K; k++)
+            for (int64_t y = 0; y < s.out_height; y++)
+                for (int64_t x = 0; x < s.out_width; x++) {
+                    const int64_t o = ((n * s.out_height + y) * s.out_width + x) * K + k;
+                    if (with_bias)
+                        expected[(size_t)o] += bias[k];
+                    for (int64_t tap = 0; tap < taps; tap++) {
+                        const int64_t row = tap / s.kernel_width, column = tap % s.kernel_width;
+                        const int64_t iy = y * s.stride_height - s.padding_top + row * s.dilation_height;
+                        const int64_t ix = x * s.stride_width - s.padding_left + column * s.dilation_width;
+                        if (iy < 0 || iy >= s.in_height || ix < 0 || ix >= s.in_width)
+                            continue;
+                        for (int64_t c = 0; c < C; c++) {
+                            const int64_t i = ((n * s.in_height + iy) * s.in_width + ix) * C + c;
+                            const int64_t w =
+                                s.weight_channels_last ? (k * taps + tap) * C + c : (k * C + c) * taps + tap;
+                            if (pass == CUDA_OPS_CONV2D_FORWARD)
+                                expected[(size_t)o] += input[i] * weight[w];
+                            else if (pass == CUDA_OPS_CONV2D_BACKWARD_INPUT)
+                                expected[(size_t)i] += output[o] * weight[w];
+                            else
+                                expected[(size_t)w] += output[o] * input[i];
+                        }
+                    }
+                }
+    for (int64_t i = 0; i < sizes[pass]; i++)
+        expect_near("result", i, result[i], expected[(size_t)i], 1e-3);
+}
+
+int main(int argc, char **argv)
+{
+    return run_cases(argc, argv, "im2col", im2col);
+}
