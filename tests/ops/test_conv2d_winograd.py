@@ -71,8 +71,8 @@ def test_tensor_cores_come_first(monkeypatch):
     for channels_last in (False, True):
         image = meta(64, 256, 14, 14, channels_last=channels_last)
         assert chosen(image, meta(256, 256, 3, 3), padding=1) == ["sm90"] * 3
-    # But for channels that they do not take.
-    assert chosen(meta(64, 255, 14, 14), meta(255, 255, 3, 3), padding=1) == ["winograd"] * 3
+    # Channels that they do not take are padded for them.
+    assert chosen(meta(64, 255, 14, 14), meta(255, 255, 3, 3), padding=1) == ["padded"] * 3
 
 
 @needs_tables
