@@ -551,6 +551,8 @@ def test_channels_that_one_block_keeps_and_larger_ones(dtype, kilobytes):
 # Images; channels, enough of them for several a block, the last block with fewer; planes that are no whole vectors, and
 # whose images begin anywhere within one.
 NO_WHOLE_VECTORS = [(3, 2501, 5, 5), (16, 2200, 3, 3), (5, 2304, 7, 7), (2, 2113, 13, 13), (2, 1061, 5, 5)]
+# Those of which a block's channels nearly fill the shared memory that it may have.
+NO_WHOLE_VECTORS += [(512, 2113, 1, 2), (5, 2113, 9, 17)]
 
 
 @pytest.mark.cuda

@@ -401,6 +401,11 @@ def test_strides_by_gemm(case, force, allow_tf32):
                     assert torch.equal(result, call())
 
 
+def off_alignment(tensor):
+    """A copy that begins an element behind an address that is aligned."""
+    return torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape)
+
+
 def test_strides_by_gemm_off_their_alignment(force, allow_tf32):
     """What cannot be copied by 16-byte vectors takes another path, or the product without a copy."""
     needs_hopper()
@@ -410,12 +415,44 @@ def test_strides_by_gemm_off_their_alignment(force, allow_tf32):
             force(path)
         make, parameters = Make("cuda", torch.float32), ((stride, stride), (0,) * 4, (1, 1), 1)
         x, w, g = make(2, 9, 9, 8), make(24, 8, 1, 1), make(2, 24, *(2 * [(9 - 1) // stride + 1]))
-        x = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape).permute(0, 3, 1, 2)
+        x = off_alignment(x).permute(0, 3, 1, 2)
         assert x.data_ptr() % 16 and is_channels_last(x)
         result = ops.conv2d_backward_weight(g.to(memory_format=torch.channels_last), x, w.shape, True, *parameters)
         leaf = w.double().requires_grad_()
         (expected,) = torch.autograd.grad(native(x.double(), leaf, stride=stride), leaf, g.double())
         assert_close(result, expected, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "stride"),
+    [
+        ("backward_input", (1024, 768, 3072, 1), 1),  # a copy of the weight, which the query took to be read in place
+        ("backward_input", (1024, 768, 144, 1), 1),
+        ("backward_weight", (32, 256, 256, 28), 2),  # a copy of the input, which the query left to sm90
+    ],
+    ids=str,
+)
+def test_an_address_that_no_query_knew_of(name, sizes, stride, allow_tf32):
+    """The workspace is of the sizes' choice, so that what is chosen at an odd address is no larger. (What lay beyond it
+    is told by compute-sanitizer; here results are right.)"""
+    needs_hopper()
+    allow_tf32(True)
+    batch, channels, outs, side = sizes
+    out_side, make = (side - 1) // stride + 1, Make("cuda", torch.float32)
+    last = {"memory_format": torch.channels_last}
+    x, w, g = make(batch, channels, side, side), make(outs, channels, 1, 1), make(batch, outs, out_side, out_side)
+    parameters = ((stride, stride), (0,) * 4, (1, 1), 1)
+    if name == "backward_input":
+        w = off_alignment(w)  # of one pixel: in either format
+        assert w.data_ptr() % 16
+        result = ops.conv2d_backward_input(g.to(**last), w, x.shape, True, *parameters)
+    else:
+        g = off_alignment(g.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
+        assert g.data_ptr() % 16 and is_channels_last(g)
+        result = ops.conv2d_backward_weight(g, x.to(**last), w.shape, True, *parameters)
+    leaves = [t.double().requires_grad_() for t in (x, w)]
+    expected = torch.autograd.grad(native(*leaves, stride=stride), leaves, g.double())[name == "backward_weight"]
+    assert_close(result, expected, 1e-3)
 
 
 def test_tf32_is_obeyed(allow_tf32):

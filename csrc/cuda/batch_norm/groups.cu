@@ -17,8 +17,8 @@ static constexpr int IN_FLIGHT = 2; // vectors of each tensor that a thread load
 static constexpr int64_t MANY_CHANNELS = 16;
 // Values of a channel for each of its threads, about.
 static constexpr int64_t VALUES_OF_THREAD = 32;
-// Of shared memory: four such blocks a multiprocessor.
-static constexpr int64_t MOST_BYTES = 48 << 10;
+// Of shared memory: four such blocks a multiprocessor, and with the sums below the 48 KB that need not be allowed.
+static constexpr int64_t MOST_BYTES = 47 << 10;
 
 // `count` neighbouring channels of each block, `threads` threads a channel; `vectors` of shared memory hold an image's
 // piece wherever it begins.

@@ -67,8 +67,11 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
 // fewer output channels.
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 {
+    ConvCall of_sizes = call; // as the query for the workspace has it, which knows no addresses
+    of_sizes.input = of_sizes.weight = of_sizes.output = nullptr;
+    of_sizes.result = nullptr;
     return !transposes(call, device) || call.sizes.in_channels < call.sizes.out_channels ||
-                   !conv2d_sm90_supports(call, device)
+                   !conv2d_sm90_supports(of_sizes, device)
                ? YES
                : no("the sm90 path copies less for TF32's gradient of weight");
 }

@@ -99,6 +99,11 @@ Answer gemm_padded_supports(const GemmCall &call, GemmDevice device)
         return no("does not take float64, nor a k of zero");
     if (p.dtype == CUDA_OPS_FLOAT32 && !p.allow_tf32)
         return GEMM_NEEDS_TF32;
+    // An address that the problem does not tell of: the query for the workspace took sm90 to be possible, and padded may
+    // have no room in what it asked for.
+    const GemmCall of_sizes = {nullptr, nullptr, nullptr, nullptr, nullptr, p, nullptr};
+    if (gemm_sm90_supports(of_sizes, device) && !gemm_sm90_supports(call, device))
+        return no("A or B is not aligned, which the problem does not say");
     const Padded padded = padded_of(call);
     if (padded.count == 0)
         return no("A and B have TMA descriptors as they are");
