@@ -310,6 +310,8 @@ ODD_CHANNELS = [
     ((1, 514, 470, (6, 6), (3, 3), (1, 1), (1, 1), (1, 1)), 1),
     ((5, 18, 45, (12, 5), (1, 1), (2, 3), (0, 0), (1, 1)), 9),
     ((40, 70, 66, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1)), 2),  # splits of k
+    ((24, 45, 187, (24, 24), (3, 3), (1, 1), (1, 1), (1, 1)), 1),  # sm90's tiles of 192 columns
+    ((24, 187, 45, (24, 24), (3, 3), (1, 1), (1, 1), (1, 1)), 1),
 ]
 
 
@@ -499,9 +501,9 @@ def test_choice_of_path(allow_tf32):
             tf32_weight = dtype == torch.float32 and name == "backward_weight"
             assert path(dtype, 256, 256, 14, 1, name) == "gemm_1x1"
             assert path(dtype, 64, 256, 14, 1, name) == "gemm_1x1"
-            # Of CUDA cores: sums of so few images are made in parts where Winograd's would be few. The gradient of
-            # input reads whole vectors; that of weight is worth a copy in halves.
-            by_name = {"forward": "simt", "backward_input": "sm90", "backward_weight": "padded"}
+            # The gradient of input reads whole vectors, the others are worth a copy, but for TF32's gradient of weight,
+            # which Winograd's makes sooner.
+            by_name = {"forward": "padded", "backward_input": "sm90", "backward_weight": "padded"}
             if dtype == torch.float32:
                 by_name["backward_weight"] = "winograd"
             assert path(dtype, 255, 64, 14, 3, name) == by_name[name]

@@ -100,10 +100,11 @@ static constexpr double TRANSPOSE_START = 3, TRANSPOSE_RATE = 2.4e6;
 static constexpr int64_t SMALLEST_SPLIT = 256, MOST_SPLITS = 256, MOST_PHASES = 16;
 
 // Clusters of `size` blocks, one an SM, that run at once. A GPC has 16 or 18 SMs, so that those of more than two leave
-// some over.
+// some over. One at the least, of however few SMs explain is asked about.
 static int64_t clusters_at_once(int size, ConvDevice device)
 {
-    return (size > 2 ? device.multiprocessors - device.multiprocessors / 16 : device.multiprocessors) / size;
+    const int64_t blocks = size > 2 ? device.multiprocessors - device.multiprocessors / 16 : device.multiprocessors;
+    return blocks > size ? blocks / size : 1;
 }
 
 // most_splits: of k, which another kernel adds up. relays: that kernel is needed to rearrange the gradient of the
