@@ -180,8 +180,8 @@ def conv2d(
     Under autocast the tensors are cast to its dtype. From compute capability 8.0 on float16, bfloat16 and, where
     ``torch.backends.cudnn.allow_tf32`` allows it, float32 go through tensor cores, fastest in channels_last, where the
     channels of a group are multiples of 8 (float32: 4); others are copied with zeros behind them where that is faster
-    than the sum as it stands. Which kernel is chosen by shape, and ``CUDA_OPS_CONV2D_PATH`` in the environment forces one. Deterministic. Differentiable any number of
-    times.
+    than the sum as it stands. Which kernel is chosen by shape, and ``CUDA_OPS_CONV2D_PATH`` in the environment forces
+    one. Deterministic. Differentiable any number of times.
 
     On CUDA, float32 with 3x3 kernels, stride 1 and one group may go through Winograd's algorithm, as in cuDNN: its
     rounding error is about twice that of the sum as it stands, and a NaN or an infinity makes NaN of the tiles of 4 x 4
