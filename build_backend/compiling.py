@@ -83,6 +83,12 @@ def without_turing(flags):
     return kept if any(flag.startswith("-gencode") for flag in kept) else flags
 
 
+def without_turing_ptx(flags):
+    """nvcc's flags less PTX of before 8.0. Later devices would compile and run it, where cp.async and mma.sync are left
+    out and the tables of paths, which ask the device alone, believe them to be there: without it the launch fails."""
+    return [flag for flag in flags if not re.search(r",code=compute_[1-7]\d$", flag)]
+
+
 def chooses_by_architecture(source):
     """Whether the front end makes something else of the file for 9.0 than for 8.0."""
     texts = with_includes(Path(source).resolve())
@@ -94,7 +100,7 @@ def flags_for(source, flags):
     if words(source) & SM90A:
         return for_sm90a(flags)
     if words(source) & AMPERE:
-        flags = without_turing(flags)
+        flags = without_turing_ptx(without_turing(flags))
     return flags if chooses_by_architecture(source) else from_one_front_end(flags)
 
 

@@ -64,6 +64,15 @@ def test_turing_is_left_out_where_there_is_more():
     ]
 
 
+def test_ptx_of_turing_is_not_made_of_what_later_devices_take(tree):
+    """They would run it, without cp.async and mma.sync."""
+    turing = [f"-gencode=arch=compute_75,code={code}_75" for code in ("sm", "compute")]
+    files = tree(dict.fromkeys(("relu.cu", "gemm/mma/kernel.cu", "attention/forward_sm80.cu"), ""))
+    assert compiling.flags_for(files / "relu.cu", turing) == turing
+    for name in ("gemm/mma/kernel.cu", "attention/forward_sm80.cu"):
+        assert compiling.flags_for(files / name, turing) == turing[:1]
+
+
 SM90A = ["-gencode=arch=compute_90a,code=sm_90a", "-DCUDA_OPS_SM90A=1"]
 
 

@@ -250,6 +250,10 @@ def test_what_attention_takes():
     assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, capability="8.6").values()) == {"float32"}
     assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, capability="7.5").values()) == {"simt"}
     assert set(chosen(attention, *[meta(2, 4, 65, 62)] * 3, capability="8.0").values()) == {"simt"}
+    doubles = [meta(2, 4, 65, 64, dtype=torch.float64)] * 3
+    assert set(chosen(attention, *doubles, capability="8.0").values()) == {"simt"}
+    explanation = cuda_ops.explain(attention, *doubles, capability="7.5", show=False)
+    assert [product.chosen for product in explanation.products] == [None, None] and "shared memory" in str(explanation)
     mask = meta(65, 65)
     assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, mask, capability="8.0").values()) == {"float32"}
     found = chosen(attention, *[meta(2, 4, 65, 64)] * 3, mask.requires_grad_(), capability="8.0")

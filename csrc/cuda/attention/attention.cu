@@ -29,8 +29,12 @@ static Answer float32_supports(const AttentionCall &call, const Device &device)
     return has_cache(call) ? TAKES_NO_CACHE : attention_float32_supports(call, device);
 }
 
-static Answer simt_supports(const AttentionCall &call, const Device &)
+static constexpr Answer HAS_NO_ROOM_FOR_DOUBLES = {"float64 needs more shared memory than a block has before 8.0"};
+
+static Answer simt_supports(const AttentionCall &call, const Device &device)
 {
+    if (call.dtype == CUDA_OPS_FLOAT64 && device.capability > 0 && device.capability < 80)
+        return HAS_NO_ROOM_FOR_DOUBLES;
     return has_cache(call) ? TAKES_NO_CACHE : YES;
 }
 

@@ -25,7 +25,7 @@ cuda_ops_status attention_sm90_forward_packed_float16(const AttentionCall &call,
 cuda_ops_status attention_sm90_backward_packed_bfloat16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_backward_packed_float16(const AttentionCall &call, const Device &device);
 
-// Rows of up to 64 elements take the tiles for 64, longer ones those for 128; the rest is zeros.
+// Rows of up to 64 elements take the tiles for 64, longer ones those for 128 or more; the rest is zeros.
 static inline bool attention_sm90_is_narrow(const cuda_ops_attention &problem)
 {
     return problem.head_dim <= 64 && problem.value_dim <= 64;
