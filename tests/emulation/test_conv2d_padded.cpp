@@ -1,8 +1,7 @@
 // conv2d's padded path by mma.sync, and mma alone where it takes the call: all passes, groups, formats, strides and
 // dilations, against the sums as they stand. Some elements are infinite or NaN, which the padding must keep where they
 // belong; workspaces begin as NaN. wgmma and TMA, which sm90 and sm90_halo need, are not emulated.
-#include "cases.h"
-#include "conv2d/paths.h"
+#include "conv2d_sums.h"
 
 using namespace emulation;
 
@@ -57,12 +56,6 @@ double conv2d_simt_microseconds(const ConvCall &, ConvDevice)
 }
 static int64_t padded_calls, mma_calls;
 
-static int64_t at4(int64_t channels, int64_t height, int64_t width, int last, int64_t n, int64_t c, int64_t y,
-                   int64_t x)
-{
-    return last ? ((n * height + y) * width + x) * channels + c : ((n * channels + c) * height + y) * width + x;
-}
-
 // One element in twenty of some arrays.
 static void spoil(const Array &array)
 {
@@ -97,18 +90,18 @@ static void padded(int64_t number)
     const cuda_ops_conv2d_pass pass = (cuda_ops_conv2d_pass)random_below(3);
     const int64_t C = s.in_channels, K = s.out_channels, N = s.batch, c = C / s.groups, k = K / s.groups;
     const int64_t taps = s.kernel_height * s.kernel_width;
-    const int64_t sizes[] = {N * K * s.out_height * s.out_width, N * C * s.in_height * s.in_width, K * c * taps};
+    const ConvSizes sizes(s);
     // Only images that are copied may begin anywhere.
     const int64_t vector = dtype == CUDA_OPS_FLOAT32 ? 4 : 8;
     const bool any_address = !all_aligned;
     all_aligned =
         !any_address || (c % vector == 0 && (s.input_channels_last || C == 1 || s.in_height * s.in_width == 1));
-    const Array input = Array(sizes[1], dtype).random();
+    const Array input = Array(sizes.of[1], dtype).random();
     all_aligned =
         !any_address || (k % vector == 0 && (s.output_channels_last || K == 1 || s.out_height * s.out_width == 1));
-    const Array output = Array(sizes[0], dtype).random();
+    const Array output = Array(sizes.of[0], dtype).random();
     all_aligned = true;
-    const Array weight = Array(sizes[2], dtype).random(), result(sizes[pass], dtype);
+    const Array weight = Array(sizes.of[2], dtype).random(), result(sizes.of[pass], dtype);
     const Array bias = Array(K, dtype).random();
     // What is beside an image is zero, and multiplied: the other factor is spoilt only where nothing is.
     const bool inside = s.padding_top == 0 && s.padding_left == 0 && reach_y <= s.in_height && reach_x <= s.in_width;
@@ -125,18 +118,8 @@ static void padded(int64_t number)
              (long long)s.stride_width, (long long)s.padding_top, (long long)s.padding_left,
              (long long)s.dilation_height, (long long)s.dilation_width, s.input_channels_last, s.weight_channels_last,
              s.output_channels_last);
-    ConvCall call = {pass,
-                     result.data,
-                     pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? nullptr : input.data,
-                     pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? nullptr : weight.data,
-                     pass == CUDA_OPS_CONV2D_FORWARD ? nullptr : output.data,
-                     with_bias ? bias.data : nullptr,
-                     nullptr,
-                     s,
-                     dtype,
-                     nullptr,
-                     0,
-                     0};
+    const ConvOperands operands = {input, weight, output, with_bias ? &bias : nullptr, result};
+    ConvCall call = call_of(pass, s, operands);
     const ConvDevice device = current_device();
     const bool pads = conv2d_padded_supports(call, device), by_mma = !pads && conv2d_mma_supports(call, device);
     const bool odd = (pass != CUDA_OPS_CONV2D_BACKWARD_INPUT && c % vector != 0) ||
@@ -148,45 +131,15 @@ static void padded(int64_t number)
         fail("padded %s", pads ? "takes it" : conv2d_padded_supports(call, device).why_not);
     if (!pads && !by_mma)
         return;
-    const size_t bytes = pads ? conv2d_padded_workspace(call, device) : conv2d_mma_workspace(call, device);
-    call.workspace = device_memory(bytes, 0);
-    memset(call.workspace, 0xff, bytes);
-    expect_success(pads ? conv2d_padded(call, device) : conv2d_mma(call, device));
+    run(call, pads ? conv2d_padded_workspace : conv2d_mma_workspace, pads ? conv2d_padded : conv2d_mma);
     (pads ? padded_calls : mma_calls)++;
 
-    std::vector<double> expected((size_t)sizes[pass]), magnitudes((size_t)sizes[pass]);
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t out = 0; out < K; out++)
-            for (int64_t y = 0; y < s.out_height; y++)
-                for (int64_t x = 0; x < s.out_width; x++) {
-                    const int64_t o = at4(K, s.out_height, s.out_width, s.output_channels_last, n, out, y, x);
-                    if (with_bias)
-                        expected[(size_t)o] += bias[out];
-                    for (int64_t of = 0; of < c; of++)
-                        for (int64_t tap = 0; tap < taps; tap++) {
-                            const int64_t r = tap / s.kernel_width, q = tap % s.kernel_width;
-                            const int64_t iy = y * s.stride_height + r * s.dilation_height - s.padding_top;
-                            const int64_t ix = x * s.stride_width + q * s.dilation_width - s.padding_left;
-                            if (iy < 0 || iy >= s.in_height || ix < 0 || ix >= s.in_width)
-                                continue;
-                            const int64_t i =
-                                at4(C, s.in_height, s.in_width, s.input_channels_last, n, out / k * c + of, iy, ix);
-                            const int64_t w =
-                                at4(c, s.kernel_height, s.kernel_width, s.weight_channels_last, out, of, r, q);
-                            const int64_t to = pass == CUDA_OPS_CONV2D_FORWARD          ? o
-                                               : pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? i
-                                                                                        : w;
-                            const double value = (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 1 : weight[w]) *
-                                                 (pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? 1 : input[i]) *
-                                                 (pass == CUDA_OPS_CONV2D_FORWARD ? 1 : output[o]);
-                            expected[(size_t)to] += value;
-                            magnitudes[(size_t)to] += fabs(value);
-                        }
-                }
+    const ConvSums expected = sums_of(pass, s, operands);
     // The inputs are exact in TF32 too.
-    for (int64_t i = 0; i < sizes[pass]; i++)
-        expect_near("result", i, result[i], expected[(size_t)i],
-                    rounding_of(dtype) * fabs(expected[(size_t)i]) + 1e-5 * magnitudes[(size_t)i] + 1e-6);
+    for (int64_t i = 0; i < sizes.of[pass]; i++)
+        expect_near("result", i, result[i], expected.values[(size_t)i],
+                    rounding_of(dtype) * fabs(expected.values[(size_t)i]) + 1e-5 * expected.magnitudes[(size_t)i] +
+                        1e-6);
 }
 
 int main(int argc, char **argv)

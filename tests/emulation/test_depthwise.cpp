@@ -1,15 +1,8 @@
 // conv2d's depthwise path, all passes, dtypes, formats, filters and strides, against the sums as they stand; workspaces
 // begin as NaN.
-#include "cases.h"
-#include "conv2d/paths.h"
+#include "conv2d_sums.h"
 
 using namespace emulation;
-
-static int64_t at4(int64_t channels, int64_t height, int64_t width, int last, int64_t n, int64_t c, int64_t y,
-                   int64_t x)
-{
-    return last ? ((n * height + y) * width + x) * channels + c : ((n * channels + c) * height + y) * width + x;
-}
 
 static void depthwise(int64_t number)
 {
@@ -42,17 +35,17 @@ static void depthwise(int64_t number)
     const cuda_ops_dtype dtype = DTYPES[one_in(8) ? 1 : OFTEN[random_below(3)]];
     const cuda_ops_conv2d_pass pass = (cuda_ops_conv2d_pass)random_below(3);
     const int64_t C = s.in_channels, K = s.out_channels, N = s.batch, taps = s.kernel_height * s.kernel_width;
-    const int64_t sizes[] = {N * K * s.out_height * s.out_width, N * C * s.in_height * s.in_width, K * taps};
-    const Array input = Array(sizes[1], dtype).random(), weight = Array(sizes[2], dtype).random();
-    const Array output = Array(sizes[0], dtype).random(), bias = Array(K, dtype).random();
-    const Array result(sizes[pass], dtype);
+    const ConvSizes sizes(s);
+    const Array input = Array(sizes.of[1], dtype).random(), weight = Array(sizes.of[2], dtype).random();
+    const Array output = Array(sizes.of[0], dtype).random(), bias = Array(K, dtype).random();
+    const Array result(sizes.of[pass], dtype);
     const bool with_bias = pass == CUDA_OPS_CONV2D_FORWARD && one_in(2);
     if (pass != CUDA_OPS_CONV2D_BACKWARD_INPUT && one_in(3))
         for (int i = 0; i < 3; i++)
-            set(input.data, random_in(0, sizes[1] - 1), INFINITY, dtype);
+            set(input.data, random_in(0, sizes.of[1] - 1), INFINITY, dtype);
     if (pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && one_in(3))
-        set(output.data, random_in(0, sizes[0] - 1), INFINITY, dtype);
-    for (int64_t i = 0; i < sizes[2]; i++) // an infinity times 0 would be NaN
+        set(output.data, random_in(0, sizes.of[0] - 1), INFINITY, dtype);
+    for (int64_t i = 0; i < sizes.of[2]; i++) // an infinity times 0 would be NaN
         if (weight[i] == 0)
             set(weight.data, i, 1, dtype);
     describe(
@@ -63,59 +56,19 @@ static void depthwise(int64_t number)
         (long long)paddings_x, (long long)s.kernel_height, (long long)s.kernel_width, (long long)s.stride_width,
         (long long)s.dilation_width, s.input_channels_last, s.output_channels_last);
 
-    ConvCall call = {pass,
-                     result.data,
-                     pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? nullptr : input.data,
-                     pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? nullptr : weight.data,
-                     pass == CUDA_OPS_CONV2D_FORWARD ? nullptr : output.data,
-                     with_bias ? bias.data : nullptr,
-                     nullptr,
-                     s,
-                     dtype,
-                     nullptr};
-    const ConvDevice device = current_device();
-    if (!conv2d_depthwise_supports(call, device))
-        fail("not supported: %s", conv2d_depthwise_supports(call, device).why_not);
-    const size_t bytes = conv2d_depthwise_workspace(call, device);
-    call.workspace = device_memory(bytes, 0);
-    memset(call.workspace, 0xff, bytes);
-    expect_success(conv2d_depthwise(call, device));
+    const ConvOperands operands = {input, weight, output, with_bias ? &bias : nullptr, result};
+    ConvCall call = call_of(pass, s, operands);
+    const Answer supported = conv2d_depthwise_supports(call, current_device());
+    if (!supported)
+        fail("not supported: %s", supported.why_not);
+    run(call, conv2d_depthwise_workspace, conv2d_depthwise);
 
-    std::vector<double> expected((size_t)sizes[pass]), magnitudes((size_t)sizes[pass]);
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t k = 0; k < K; k++)
-            for (int64_t y = 0; y < s.out_height; y++)
-                for (int64_t x = 0; x < s.out_width; x++) {
-                    const int64_t o = at4(K, s.out_height, s.out_width, s.output_channels_last, n, k, y, x);
-                    if (with_bias) {
-                        expected[(size_t)o] += bias[k];
-                        magnitudes[(size_t)o] += fabs(bias[k]);
-                    }
-                    for (int64_t tap = 0; tap < taps; tap++) {
-                        const int64_t iy =
-                            y * s.stride_height + tap / s.kernel_width * s.dilation_height - s.padding_top;
-                        const int64_t ix =
-                            x * s.stride_width + tap % s.kernel_width * s.dilation_width - s.padding_left;
-                        if (iy < 0 || iy >= s.in_height || ix < 0 || ix >= s.in_width)
-                            continue;
-                        const int64_t i =
-                            at4(C, s.in_height, s.in_width, s.input_channels_last, n, k / multiplier, iy, ix);
-                        const int64_t w = k * taps + tap;
-                        const int64_t to = pass == CUDA_OPS_CONV2D_FORWARD          ? o
-                                           : pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? i
-                                                                                    : w;
-                        const double value = (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 1 : weight[w]) *
-                                             (pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? 1 : input[i]) *
-                                             (pass == CUDA_OPS_CONV2D_FORWARD ? 1 : output[o]);
-                        expected[(size_t)to] += value;
-                        magnitudes[(size_t)to] += fabs(value);
-                    }
-                }
+    const ConvSums expected = sums_of(pass, s, operands);
     const double rounding = 4 * (dtype == CUDA_OPS_FLOAT64 ? rounding_of(dtype) : rounding_of(CUDA_OPS_FLOAT32));
-    for (int64_t i = 0; i < sizes[pass]; i++)
-        expect_near("result", i, result[i], expected[(size_t)i],
-                    rounding * (double)(taps + N) * magnitudes[(size_t)i] +
-                        rounding_of(dtype) * fabs(expected[(size_t)i]) + 1e-7);
+    for (int64_t i = 0; i < sizes.of[pass]; i++)
+        expect_near("result", i, result[i], expected.values[(size_t)i],
+                    rounding * (double)(taps + N) * expected.magnitudes[(size_t)i] +
+                        rounding_of(dtype) * fabs(expected.values[(size_t)i]) + 1e-7);
 }
 
 int main(int argc, char **argv)

@@ -1,8 +1,7 @@
 // conv2d by way of columns in memory, all passes, kernels, strides, paddings, dilations and orders of the weight,
 // against the sums as they stand. The product of the columns is the GEMM's, for which a loop stands here; workspaces
 // begin as NaN.
-#include "cases.h"
-#include "conv2d/paths.h"
+#include "conv2d_sums.h"
 #include "gemm/paths.h"
 
 using namespace emulation;
@@ -78,11 +77,12 @@ static void im2col(int64_t number)
     s.input_channels_last = s.output_channels_last = 1;
     s.weight_channels_last = one_in(2);
     const cuda_ops_conv2d_pass pass = (cuda_ops_conv2d_pass)random_below(3);
-    const int64_t C = s.in_channels, K = s.out_channels, N = s.batch, taps = s.kernel_height * s.kernel_width;
-    const int64_t sizes[] = {N * K * s.out_height * s.out_width, N * C * s.in_height * s.in_width, K * C * taps};
-    const Array input = Array(sizes[1], CUDA_OPS_FLOAT32).random(), weight = Array(sizes[2], CUDA_OPS_FLOAT32).random();
-    const Array output = Array(sizes[0], CUDA_OPS_FLOAT32).random(), bias = Array(K, CUDA_OPS_FLOAT32).random();
-    const Array result(sizes[pass], CUDA_OPS_FLOAT32);
+    const int64_t C = s.in_channels, K = s.out_channels, N = s.batch;
+    const ConvSizes sizes(s);
+    const Array input = Array(sizes.of[1], CUDA_OPS_FLOAT32).random(),
+                weight = Array(sizes.of[2], CUDA_OPS_FLOAT32).random();
+    const Array output = Array(sizes.of[0], CUDA_OPS_FLOAT32).random(), bias = Array(K, CUDA_OPS_FLOAT32).random();
+    const Array result(sizes.of[pass], CUDA_OPS_FLOAT32);
     const bool with_bias = pass == CUDA_OPS_CONV2D_FORWARD && one_in(2);
     describe("case %lld: pass %d, %lld x %lld x %lld x %lld -> %lld, kernel %lld x %lld, stride %lld, %lld, padding "
              "%lld, %lld, dilation %lld, %lld, weight channels_last %d",
@@ -91,53 +91,16 @@ static void im2col(int64_t number)
              (long long)s.stride_width, (long long)s.padding_top, (long long)s.padding_left,
              (long long)s.dilation_height, (long long)s.dilation_width, s.weight_channels_last);
 
-    ConvCall call = {pass,
-                     result.data,
-                     pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? nullptr : input.data,
-                     pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? nullptr : weight.data,
-                     pass == CUDA_OPS_CONV2D_FORWARD ? nullptr : output.data,
-                     with_bias ? bias.data : nullptr,
-                     nullptr,
-                     s,
-                     CUDA_OPS_FLOAT32,
-                     nullptr};
-    const ConvDevice device = current_device();
-    if (!conv2d_im2col_supports(call, device))
-        fail("not supported: %s", conv2d_im2col_supports(call, device).why_not);
-    const size_t bytes = conv2d_im2col_workspace(call, device);
-    call.workspace = device_memory(bytes, 0);
-    memset(call.workspace, 0xff, bytes);
-    expect_success(conv2d_im2col(call, device));
+    const ConvOperands operands = {input, weight, output, with_bias ? &bias : nullptr, result};
+    ConvCall call = call_of(pass, s, operands);
+    const Answer supported = conv2d_im2col_supports(call, current_device());
+    if (!supported)
+        fail("not supported: %s", supported.why_not);
+    run(call, conv2d_im2col_workspace, conv2d_im2col);
 
-    std::vector<double> expected((size_t)sizes[pass]);
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t k = 0; k < K; k++)
-            for (int64_t y = 0; y < s.out_height; y++)
-                for (int64_t x = 0; x < s.out_width; x++) {
-                    const int64_t o = ((n * s.out_height + y) * s.out_width + x) * K + k;
-                    if (with_bias)
-                        expected[(size_t)o] += bias[k];
-                    for (int64_t tap = 0; tap < taps; tap++) {
-                        const int64_t row = tap / s.kernel_width, column = tap % s.kernel_width;
-                        const int64_t iy = y * s.stride_height - s.padding_top + row * s.dilation_height;
-                        const int64_t ix = x * s.stride_width - s.padding_left + column * s.dilation_width;
-                        if (iy < 0 || iy >= s.in_height || ix < 0 || ix >= s.in_width)
-                            continue;
-                        for (int64_t c = 0; c < C; c++) {
-                            const int64_t i = ((n * s.in_height + iy) * s.in_width + ix) * C + c;
-                            const int64_t w =
-                                s.weight_channels_last ? (k * taps + tap) * C + c : (k * C + c) * taps + tap;
-                            if (pass == CUDA_OPS_CONV2D_FORWARD)
-                                expected[(size_t)o] += input[i] * weight[w];
-                            else if (pass == CUDA_OPS_CONV2D_BACKWARD_INPUT)
-                                expected[(size_t)i] += output[o] * weight[w];
-                            else
-                                expected[(size_t)w] += output[o] * input[i];
-                        }
-                    }
-                }
-    for (int64_t i = 0; i < sizes[pass]; i++)
-        expect_near("result", i, result[i], expected[(size_t)i], 1e-3);
+    const ConvSums expected = sums_of(pass, s, operands);
+    for (int64_t i = 0; i < sizes.of[pass]; i++)
+        expect_near("result", i, result[i], expected.values[(size_t)i], 1e-3);
 }
 
 int main(int argc, char **argv)

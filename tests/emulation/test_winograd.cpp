@@ -1,7 +1,6 @@
 // conv2d's Winograd path, all passes, formats and tiles, against the sums as they stand. The product between its
 // transforms is the GEMM's, for which a loop stands here; workspaces begin as NaN.
-#include "cases.h"
-#include "conv2d/paths.h"
+#include "conv2d_sums.h"
 #include "gemm/paths.h"
 
 using namespace emulation;
@@ -44,12 +43,6 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
     return CUDA_OPS_SUCCESS;
 }
 
-static int64_t at4(int64_t channels, int64_t height, int64_t width, int last, int64_t n, int64_t c, int64_t y,
-                   int64_t x)
-{
-    return last ? ((n * height + y) * width + x) * channels + c : ((n * channels + c) * height + y) * width + x;
-}
-
 static void winograd(int64_t number)
 {
     cuda_ops_conv2d_sizes s = {};
@@ -69,10 +62,11 @@ static void winograd(int64_t number)
     s.winograd = one_in(2) ? 2 : 4;
     const cuda_ops_conv2d_pass pass = (cuda_ops_conv2d_pass)random_below(3);
     const int64_t C = s.in_channels, K = s.out_channels, N = s.batch;
-    const int64_t sizes[] = {N * K * s.out_height * s.out_width, N * C * s.in_height * s.in_width, K * C * 9};
-    const Array input = Array(sizes[1], CUDA_OPS_FLOAT32).random(), weight = Array(sizes[2], CUDA_OPS_FLOAT32).random();
-    const Array output = Array(sizes[0], CUDA_OPS_FLOAT32).random(), bias = Array(K, CUDA_OPS_FLOAT32).random();
-    const Array result(sizes[pass], CUDA_OPS_FLOAT32);
+    const ConvSizes sizes(s);
+    const Array input = Array(sizes.of[1], CUDA_OPS_FLOAT32).random(),
+                weight = Array(sizes.of[2], CUDA_OPS_FLOAT32).random();
+    const Array output = Array(sizes.of[0], CUDA_OPS_FLOAT32).random(), bias = Array(K, CUDA_OPS_FLOAT32).random();
+    const Array result(sizes.of[pass], CUDA_OPS_FLOAT32);
     const bool with_bias = pass == CUDA_OPS_CONV2D_FORWARD && one_in(2);
     describe("case %lld: pass %d, F(%lld), %lld x %lld -> %lld, %lld x %lld, padding %lld of %lld, %lld of %lld, "
              "channels_last %d %d %d",
@@ -81,57 +75,20 @@ static void winograd(int64_t number)
              (long long)s.padding_left, (long long)paddings_x, s.input_channels_last, s.weight_channels_last,
              s.output_channels_last);
 
-    ConvCall call = {pass,
-                     result.data,
-                     pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? nullptr : input.data,
-                     pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? nullptr : weight.data,
-                     pass == CUDA_OPS_CONV2D_FORWARD ? nullptr : output.data,
-                     with_bias ? bias.data : nullptr,
-                     nullptr,
-                     s,
-                     CUDA_OPS_FLOAT32,
-                     nullptr,
-                     0,
-                     0};
-    const ConvDevice device = current_device();
-    if (!conv2d_winograd_supports(call, device))
-        fail("not supported: %s", conv2d_winograd_supports(call, device).why_not);
-    const size_t bytes = conv2d_winograd_workspace(call, device);
-    call.workspace = device_memory(bytes, 0);
-    memset(call.workspace, 0xff, bytes);
-    expect_success(conv2d_winograd(call, device));
+    const ConvOperands operands = {input, weight, output, with_bias ? &bias : nullptr, result};
+    ConvCall call = call_of(pass, s, operands);
+    const Answer supported = conv2d_winograd_supports(call, current_device());
+    if (!supported)
+        fail("not supported: %s", supported.why_not);
+    run(call, conv2d_winograd_workspace, conv2d_winograd);
 
-    std::vector<double> expected((size_t)sizes[pass]), magnitudes((size_t)sizes[pass]);
+    const ConvSums expected = sums_of(pass, s, operands);
     double largest = 0;
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t k = 0; k < K; k++)
-            for (int64_t y = 0; y < s.out_height; y++)
-                for (int64_t x = 0; x < s.out_width; x++) {
-                    const int64_t o = at4(K, s.out_height, s.out_width, s.output_channels_last, n, k, y, x);
-                    if (with_bias)
-                        expected[(size_t)o] += bias[k];
-                    for (int64_t c = 0; c < C; c++)
-                        for (int64_t tap = 0; tap < 9; tap++) {
-                            const int64_t iy = y + tap / 3 - s.padding_top, ix = x + tap % 3 - s.padding_left;
-                            if (iy < 0 || iy >= s.in_height || ix < 0 || ix >= s.in_width)
-                                continue;
-                            const int64_t i = at4(C, s.in_height, s.in_width, s.input_channels_last, n, c, iy, ix);
-                            const int64_t w = at4(C, 3, 3, s.weight_channels_last, k, c, tap / 3, tap % 3);
-                            const int64_t to = pass == CUDA_OPS_CONV2D_FORWARD          ? o
-                                               : pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? i
-                                                                                        : w;
-                            const double value = (to == w && pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 1 : weight[w]) *
-                                                 (pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? 1 : input[i]) *
-                                                 (pass == CUDA_OPS_CONV2D_FORWARD ? 1 : output[o]);
-                            expected[(size_t)to] += value;
-                            magnitudes[(size_t)to] += fabs(value);
-                            if (magnitudes[(size_t)to] > largest)
-                                largest = magnitudes[(size_t)to];
-                        }
-                }
+    for (const double magnitude : expected.magnitudes)
+        largest = magnitude > largest ? magnitude : largest;
     // An element's error is that of its whole tile.
-    for (int64_t i = 0; i < sizes[pass]; i++)
-        expect_near("result", i, result[i], expected[(size_t)i], 1e-6 * largest + 1e-6);
+    for (int64_t i = 0; i < sizes.of[pass]; i++)
+        expect_near("result", i, result[i], expected.values[(size_t)i], 1e-6 * largest + 1e-6);
 }
 
 int main(int argc, char **argv)
