@@ -77,12 +77,6 @@ __device__ __forceinline__ const T *mapa(const T *pointer, int rank)
 
 // ---- stores to mapa's addresses ----
 
-__device__ __forceinline__ void st_shared_cluster_v4_f32(uint32_t to, float4 v)
-{
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-}
-
 // st.async: 4, 8 or 16 bytes, whose arrival the mbarrier there counts (mbarrier_arrive_expect_tx).
 __device__ __forceinline__ void st_async(uint32_t to, float value, uint32_t barrier)
 {

@@ -1,7 +1,7 @@
 // attention, simt path's kernels: every dtype, size and option on the CUDA cores. The float32 path takes what it can.
 // A block makes tiles of 64 queries x 64 keys, a thread 8 x 4 scores of them in registers (4 x 4 of doubles). Slices of
 // 32 elements of both operands' rows lie in shared memory as in global memory, in the accumulation type; four elements
-// are read at once. The exponentials go through shared memory to the second product, of which a block keeps 64 or 128
+// are read at once. The exponentials go through shared memory to the second product, of which a block keeps 128
 // columns in registers; wider rows are split over blocks, each of which computes the scores again. Backward is two
 // kernels, by queries (grad_query) and by keys (grad_key and grad_value), so that nothing is added up between blocks.
 // Bound by arithmetic: in float32 128 multiply-adds of a warp take 12 loads, 16 wavefronts, from shared memory.
