@@ -429,6 +429,7 @@ def run(device, out: Path, seed: int, count: int, dtypes: list[str] | None, seco
         raise ValueError(f"the sweep has {', '.join(every)} on this device, and no {', '.join(dtypes)}")
     facts = harness.environment(device) | {"seed": str(seed), "count": str(count), "dtypes": ", ".join(chosen)}
     start, rows, differing = time.perf_counter(), [], []
+    interrupted = False
     found = draws(seed, count, chosen, device.type)
     rounds, least = (3, 2e-4) if quick else (ROUNDS, 1e-3)
     stream = torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else None
@@ -445,6 +446,11 @@ def run(device, out: Path, seed: int, count: int, dtypes: list[str] | None, seco
             gc.collect()
             if sys.stderr.isatty():
                 print(f"\r\033[K{number + 1}/{count} {draw.op} {draw}", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        facts["count"] = f"{number} of {count}, then interrupted"
+        interrupted = True
     finally:
         if stream is not None:
             stream.__exit__(None, None, None)
@@ -460,4 +466,6 @@ def run(device, out: Path, seed: int, count: int, dtypes: list[str] | None, seco
     for row in differing:
         print(f"DIFFERS: {row.op} {row.call} {row.dtype} {row.direction}: by {row.distance:.2g}")
     print(f"sweep: {', '.join(map(str, paths))}")
+    if interrupted:  # what was measured is kept, and the exit status is that of Ctrl-C
+        raise KeyboardInterrupt
     return len(differing)

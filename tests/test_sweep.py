@@ -127,6 +127,24 @@ def test_results_that_differ_are_told(monkeypatch, tmp_path, capsys):
     assert "DIFFERS: linear" in capsys.readouterr().out
 
 
+def test_an_interrupted_sweep_keeps_what_it_measured(monkeypatch, tmp_path):
+    measure, measured = sweep.measure, []
+
+    def interrupted(*arguments):
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(measure(*arguments))
+        return measured[0]
+
+    monkeypatch.setattr(sweep, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(CPU, tmp_path, 0, 3, None, None, True)
+    (path,) = tmp_path.glob("*/sweep.json")
+    assert json.loads(path.read_text())["facts"]["count"] == "1 of 3, then interrupted"
+    (path,) = tmp_path.glob("*/sweep.csv")
+    assert sum(not line.startswith("#") for line in path.read_text().splitlines()) == 1 + len(measured[0])
+
+
 def test_command(monkeypatch, tmp_path, capsys):
     from cuda_ops import bench
 

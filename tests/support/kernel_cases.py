@@ -6,8 +6,9 @@ Each op's small samples and its odd-sized ones (or those that its specification 
 in contiguous and channels_last order, forward and backward (double backward has no kernels of its own); in float64 and
 bfloat16, whose kernels are float32's and float16's templates, every third sample;
 then conv2d's paths, each forced in a case of its own, since these are the longest, the optimizer, and the rungs of the
-GEMM ladder. --list prints the cases' names. Values are the tests' business, not this program's: it only has to reach
-the kernels.
+GEMM ladder; and those of the tests whose sizes and plans reach what small samples do not (tiles that clusters share,
+long rows of attention, channels of batch_norm that a block keeps). --list prints the cases' names. Values are the
+tests' business, not this program's: it only has to reach the kernels.
 """
 
 import functools
@@ -15,7 +16,9 @@ import itertools
 import os
 import sys
 import time
+from pathlib import Path
 
+import pytest
 import torch
 
 from support.opspec import Make, as_tuple, load_specs
@@ -276,6 +279,28 @@ def run_ladders():
                 rung(*inputs)
 
 
+# Case: (file in tests/ops, pytest's -k).
+TESTS = {
+    "conv2d_tiles": ("conv2d_paths", "cluster or few_columns or no_query or im2col or tensor_cores or long_sums"),
+    "conv2d_odd_channels": ("conv2d_paths", "odd_channels"),
+    "conv2d_winograd": ("conv2d_winograd", "test_values or nonfinite"),
+    "gemm_padded": ("gemm_padded", "test_plans or test_layouts or k_major"),
+    "gemm_tiles": ("gemm_rungs", "test_plans or test_pairs or simt_plans"),
+    "batch_norm_kept": ("batch_norm", "whole_vectors or one_block_keeps or come_of_the_forward"),
+    "attention_float32": ("attention", "paths_of_float32"),
+    "attention_long_rows": ("attention", "rows_on_hopper"),
+    "attention_gradients": ("attention", "many_blocks or test_paths_of_halves"),
+}
+
+
+def run_tests(file, chosen):
+    arguments = ["-q", "-x", "-m", "cuda", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
+    status = pytest.main([*arguments, str(Path(__file__).parents[1] / "ops" / f"test_{file}.py")])
+    if status != pytest.ExitCode.OK:
+        sys.exit(f"tests of {file} ended with {status}")
+
+
+CASES |= {name: functools.partial(run_tests, *test) for name, test in TESTS.items()}
 CASES |= {"ladder_rungs": run_ladders, "gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}
 
 

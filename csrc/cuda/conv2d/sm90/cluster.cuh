@@ -128,8 +128,10 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
         if (threadIdx.x == 0)
             conv2d_produce<C>(work.conv, &map_a, &map_b, stages, full, empty, 0, 0, index, gemm.total);
         __syncwarp(); // cluster_sync wants whole warps
-        cluster_sync();
-        cluster_sync();
+        if (work.sharing > 1) {
+            cluster_sync();
+            cluster_sync();
+        }
     } else {
         setmaxnreg_inc<232>();
         const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
@@ -173,9 +175,14 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
             for (int half = 0; half < 2; half++)
                 *(float2 *)(mine + 8 * half * PITCH + 8 * i) =
                     make_float2(sum[4 * i + 2 * half], sum[4 * i + 2 * half + 1]);
-        cluster_sync();
+        // A block alone needs no warps but these two groups'.
+        if (work.sharing > 1)
+            cluster_sync();
+        else
+            bar_sync(1, 2 * WARPGROUP);
         store_share<C, IS_WEIGHT>(work, tile, PITCH, at, rank, threadIdx.x - WARPGROUP);
-        cluster_sync(); // the others have read this block's sums
+        if (work.sharing > 1)
+            cluster_sync(); // the others have read this block's sums
     }
 #endif
 }
