@@ -1,6 +1,7 @@
 // attention's backward on Hopper: who adds to which queries' sums, of random bands, and in which order blocks of keys
 // are handed out. What its kernels rely on, and what no result tells: a wrong order waits forever.
 #include "attention/sm90/order.h"
+#include "attention/sm90/sections.h"
 #include "cases.h"
 
 #include <algorithm>
@@ -61,11 +62,34 @@ static void order_of_blocks()
             fail("%d blocks of head %d are handed out", handed_out[(size_t)head], head);
 }
 
+// Of rows of more than 128 elements.
+static void order_in_sections()
+{
+    const int blocks = (int)random_in(1, 20), heads = (int)random_in(1, 60), fit = (int)random_in(0, 70);
+    const int section = heads_of_section(heads, fit), sections = (heads + section - 1) / section;
+    describe("%d blocks, %d heads, of which %d fit: sections of %d", blocks, heads, fit, section);
+    if (section > std::max(fit, 1) || sections * std::max(fit, 1) - heads >= std::max(fit, 1))
+        fail("%d sections are more than are wanted, or too few", sections);
+    std::vector<int> taken((size_t)heads);
+    for (int place = 0; place < blocks * heads; place++) {
+        const BlockOfHead block = block_of_head(place, blocks, heads, section);
+        if (block.head < 0 || block.head >= heads || block.number != taken[(size_t)block.head])
+            fail("place %d has block %d of head %d", place, block.number, block.head);
+        taken[(size_t)block.head]++;
+        if (block.head / section != place / (section * blocks))
+            fail("place %d has head %d, of another section", place, block.head);
+    }
+    for (int head = 0; head < heads; head++)
+        if (taken[(size_t)head] != blocks)
+            fail("%d blocks of head %d are taken", taken[(size_t)head], head);
+}
+
 static void attention_order(int64_t)
 {
     for (int i = 0; i < 50; i++) {
         blocks_of_a_band();
         order_of_blocks();
+        order_in_sections();
     }
 }
 

@@ -184,6 +184,43 @@ def test_forward_of_long_rows_on_hopper(monkeypatch, dtype, option, dims):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dims", [(256, 256), (192, 192), (192, 128), (136, 248), (72, 160)], ids=str)
+@pytest.mark.parametrize("option", ["full", "causal", "causal, bottom right", "window", "left window"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_backward_of_long_rows_on_hopper(monkeypatch, dtype, option, dims):
+    """Right, the same bits on three streams that run side by side, and where heads lie within rows too."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("of Hopper alone")
+    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", "sm90")
+    torch.ops.cuda_ops.reload_paths()
+    options = OPTIONS[option]
+    try:
+        for i, lengths in enumerate([*LENGTHS, (129, 80), (300, 45), (1088, 1088)]):
+            sizes = {"key_heads": (4, 2, 1)[i % 3], "head_dim": dims[0], "value_dim": dims[1]}
+            tensors = operands("cuda", dtype, *lengths, **sizes)
+            if i % 2:
+                tensors = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
+            shape = (*tensors[0].shape[:3], dims[1])
+            grads = [torch.randn(shape).to("cuda", dtype), torch.randn(shape[:3]).to("cuda", dtype)]
+            exact = results(lambda *t: reference(*t, **options), tensors, torch.float64, grads)
+            same = results(lambda *t: reference(*t, **options), tensors, dtype, grads)
+            torch.cuda.synchronize()
+            found = []
+            for _ in range(3):
+                with torch.cuda.stream(torch.cuda.Stream()):
+                    found.append(
+                        results(lambda *t: flash_attention(*t, return_logsumexp=True, **options), tensors, dtype, grads)
+                    )
+            torch.cuda.synchronize()
+            assert_errors_are_small(found[0], exact, same, dtype)
+            for again in found[1:]:
+                assert all(torch.equal(a, b) for a, b in zip(found[0], again, strict=True))
+    finally:
+        monkeypatch.undo()
+        torch.ops.cuda_ops.reload_paths()
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("path", ["float32", "simt"])
 def test_paths_of_float32(monkeypatch, options, path):

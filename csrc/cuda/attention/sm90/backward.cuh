@@ -5,61 +5,55 @@
 
 #include "attention/dropout.cuh"
 #include "attention/sm90/band.h"
+#include "attention/sm90/fragments.cuh"
 #include "attention/sm90/maps.h"
 #include "attention/sm90/order.h"
+#include "attention/sm90/prepare.cuh"
 #include "attention/sm90/sequences.h"
 #include "attention/sm90/sm90.h"
-#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cp_async_bulk.cuh"
-#include "ptx/cvt_relu.cuh"
 #include "ptx/global_memory.cuh"
-#include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
 
-// A block has N = 128 keys, 64 a consumer warpgroup, and walks over blocks of M queries. Rows of 256 elements are shared
-// out otherwise: the block has 64 keys, both warpgroups compute all scores, and each has half of the elements of the
-// gradients. The queries' come in two parts then, one after the other in one place.
+// A block has N = 128 keys, 64 a consumer warpgroup, and walks over blocks of M queries.
 template <typename T_, int D_, int M_, bool DROPS_, bool PACKED_>
 struct BackwardTile {
     typedef T_ T;
-    static constexpr bool DROPS = DROPS_, PACKED = PACKED_, HALVES = D_ == 256;
-    static constexpr int D = D_, M = M_, N = HALVES ? 64 : 128, THREADS = 3 * WARPGROUP;
-    static constexpr int STAGES = 2, GRAD_STAGES = HALVES ? 1 : 2, SUM_STAGES = HALVES ? 1 : 2;
-    static constexpr int PARTS = HALVES ? 2 : 1, OWN_D = D / PARTS;  // of a warpgroup's gradients of keys
-    static constexpr int COLUMNS = D / 64, OWN_COLUMNS = OWN_D / 64; // of 64 elements, SWIZZLE_ROW bytes
+    static constexpr bool DROPS = DROPS_, PACKED = PACKED_;
+    static constexpr int D = D_, M = M_, N = 128, THREADS = 3 * WARPGROUP, STAGES = 2, SUM_STAGES = 2;
+    static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
     static constexpr int KEY_COLUMN = N * SWIZZLE_ROW, QUERY_COLUMN = M * SWIZZLE_ROW, BOX_BYTES = 64 * SWIZZLE_ROW;
     static constexpr int KEY_BYTES = COLUMNS * KEY_COLUMN, QUERY_BYTES = COLUMNS * QUERY_COLUMN;
-    // Where a warpgroup's keys begin in a column, and its elements.
-    static constexpr int GROUP_KEYS = HALVES ? 0 : BOX_BYTES, GROUP_COLUMNS = HALVES ? OWN_COLUMNS : 0;
     static constexpr int SCORE_BYTES = M / 64 * KEY_COLUMN; // dS, as rows of keys
-    static constexpr int SUM_BYTES = M * OWN_D * 4, STATISTICS_BYTES = 2 * M * 4;
+    static constexpr int SUM_BYTES = M * D * 4, STATISTICS_BYTES = 2 * M * 4;
     static constexpr int VALUES_FROM = KEY_BYTES, QUERIES_FROM = 2 * KEY_BYTES;
     static constexpr int GRADS_FROM = QUERIES_FROM + STAGES * QUERY_BYTES;
-    static constexpr int SCORES_FROM = GRADS_FROM + GRAD_STAGES * QUERY_BYTES;
+    static constexpr int SCORES_FROM = GRADS_FROM + STAGES * QUERY_BYTES;
     static constexpr int SUMS_FROM = SCORES_FROM + 2 * SCORE_BYTES;
     static constexpr int STATISTICS_FROM = SUMS_FROM + SUM_STAGES * SUM_BYTES;
     static constexpr int ITEMS = 4, ITEM_BYTES = PACKED ? 48 : 16; // blocks of keys, announced by the producer
     static constexpr int ITEMS_FROM = STATISTICS_FROM + STAGES * STATISTICS_BYTES;
     static constexpr int KINDS_FROM = ITEMS_FROM + ITEMS * ITEM_BYTES;
-    static constexpr int BARRIERS_FROM = KINDS_FROM + 2 * 4;
-    static constexpr int SHARED_BYTES = BARRIERS_FROM + (4 + 2 * ITEMS + 4 * STAGES + 4 * 2) * 8;
+    static constexpr int BARRIERS_FROM = KINDS_FROM + SUM_STAGES * 4;
+    static constexpr int SHARED_BYTES = BARRIERS_FROM + (4 + 2 * ITEMS + 4 * STAGES + 4 * SUM_STAGES) * 8;
     static constexpr bool EARLY = M == 64; // whether there are registers for statistics that are loaded ahead
     // Consumers want what they get; the producer's warps spill some addresses where they have fewer than 40.
     static constexpr int REGISTERS = 240, PRODUCER_REGISTERS = 24;
     // The product for the queries' gradients has 64 rows and 64 columns a warpgroup: transposed, 64 of D rows by M, or
     // 64 of M rows by D.
     static constexpr bool TRANSPOSED = M == 64;
+    static_assert(STAGES == 2 && SUM_STAGES == 2, "what the consumers count with");
     static_assert(BARRIERS_FROM % 8 == 0, "mbarriers");
-    static_assert(M == attention_sm90_queries(D == 64) && PARTS * SUM_BYTES + STATISTICS_BYTES == 4 * M * (D + 2),
+    static_assert(M == attention_sm90_queries(D == 64) && SUM_BYTES + STATISTICS_BYTES == 4 * M * (D + 2),
                   "what attention_sm90_workspace counts with");
-    static_assert(TRANSPOSED ? OWN_D == 128 : D == 64 && M == 128, "64 x 64 a warpgroup");
-    static_assert(HALVES || COLUMNS * KEY_COLUMN <= 2 * SCORE_BYTES, "the keys' gradients take the place of dS");
+    static_assert(TRANSPOSED ? D == 128 : D == 64 && M == 128, "64 x 64 a warpgroup");
+    static_assert(COLUMNS * KEY_COLUMN <= 2 * SCORE_BYTES, "the keys' gradients take the place of dS");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
 };
 
@@ -235,7 +229,7 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
                                                  const CUtensorMap *map_key, const CUtensorMap *map_value,
                                                  const CUtensorMap *map_grad, const BackwardShared &s)
 {
-    int stage = 0, phase = 0, key_phase = 0, only_grad_phase = 0;
+    int stage = 0, phase = 0, key_phase = 0;
     for (int announced = 0;; announced++) {
         const BackwardItem<C::PACKED> item = next_item<C>(work);
         announce_item<C>(item, s, announced);
@@ -252,8 +246,7 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
             const int64_t blocks = item.first_block(work, head);
 #pragma unroll 1
             for (int m = item.last; m > item.last - item.count; m--) {
-                const int grad_stage = C::HALVES ? 0 : stage, grad_phase = C::HALVES ? only_grad_phase : phase;
-                const uint32_t query_full = s.query_full + 8 * stage, grad_full = s.grad_full + 8 * grad_stage;
+                const uint32_t query_full = s.query_full + 8 * stage, grad_full = s.grad_full + 8 * stage;
                 mbarrier_wait(s.query_empty + 8 * stage, phase ^ 1);
                 mbarrier_arrive_expect_tx(query_full, C::QUERY_BYTES + C::STATISTICS_BYTES);
                 for (int column = 0; column < C::COLUMNS; column++)
@@ -270,10 +263,10 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
                         load_rows(s.keys + column * C::KEY_COLUMN, map_key, s.key_full, 64 * column, first_key,
                                   item.key_head, item.keys());
                 }
-                mbarrier_wait(s.grad_empty + 8 * grad_stage, grad_phase ^ 1);
+                mbarrier_wait(s.grad_empty + 8 * stage, phase ^ 1);
                 mbarrier_arrive_expect_tx(grad_full, C::QUERY_BYTES);
                 for (int column = 0; column < C::COLUMNS; column++)
-                    load_rows(s.grads + grad_stage * C::QUERY_BYTES + column * C::QUERY_COLUMN, map_grad, grad_full,
+                    load_rows(s.grads + stage * C::QUERY_BYTES + column * C::QUERY_COLUMN, map_grad, grad_full,
                               64 * column, m * C::M, head, item.queries());
                 if (begins) {
                     mbarrier_wait(s.value_empty, key_phase ^ 1);
@@ -287,7 +280,6 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
                     stage = 0;
                     phase ^= 1;
                 }
-                only_grad_phase ^= 1;
             }
         }
     }
@@ -319,45 +311,40 @@ __device__ __forceinline__ void backward_add(const BackwardWork &work, const CUt
             const int64_t blocks = item.first_block(work, head);
             const int end = item.last - item.count;
 #pragma unroll 1
-            for (int m = item.last; m > end; m--, step ^= C::SUM_STAGES - 1) {
+            for (int m = item.last; m > end; m--, step ^= 1) {
                 if (step != mine)
                     continue;
+                float *const to = work.sums + (blocks + m) * (C::M * C::D);
                 uint32_t *const turn = work.turns + blocks + m;
                 const int rank = item.n - first_block_of_keys(item.band(work), m * C::M, C::N);
                 const bool finishes = m <= item.finished;
-#pragma unroll 1
-                for (int part = 0; part < C::PARTS; part++) {
-                    float *const to = work.sums + (blocks + m) * (C::M * C::D) + part * (C::SUM_BYTES / 4);
-                    if (!given) {
-                        st_shared(s.kinds + 4 * mine, finishes ? rank > 0 ? SUMS_ROUND_TOTAL : SUMS_ROUND : SUMS_ADD);
-                        if (finishes && rank > 0) {
-                            wait_for_sums(turn, rank);
-                            mbarrier_arrive_expect_tx(empty, C::SUM_BYTES);
-                            bulk_load(sums, to, C::SUM_BYTES, empty);
-                        } else {
-                            mbarrier_arrive(empty);
-                        }
-                    }
-                    mbarrier_wait(full, phase);
-                    phase ^= 1;
-                    if (finishes) {
-                        for (int group = 0; group < 2; group++)
-                            store_rows(map_grad_query, sums + group * (C::SUM_BYTES / 2),
-                                       part * C::OWN_D + (C::TRANSPOSED ? 64 * group : 0),
-                                       m * C::M + (C::TRANSPOSED ? 0 : 64 * group), head, item.queries());
-                    } else if (rank == 0) {
-                        bulk_store(to, sums, C::SUM_BYTES);
-                    } else {
+                if (!given) {
+                    st_shared(s.kinds + 4 * mine, finishes ? rank > 0 ? SUMS_ROUND_TOTAL : SUMS_ROUND : SUMS_ADD);
+                    if (finishes && rank > 0) {
                         wait_for_sums(turn, rank);
-                        bulk_reduce_add_f32(to, sums, C::SUM_BYTES);
-                    }
-                    bulk_commit_group();
-                    bulk_wait_group_read<0>();
-                    const int next = part + 1 < C::PARTS ? m : m - C::SUM_STAGES;
-                    given = !finishes && next > end && next > item.finished;
-                    if (given)
+                        mbarrier_arrive_expect_tx(empty, C::SUM_BYTES);
+                        bulk_load(sums, to, C::SUM_BYTES, empty);
+                    } else {
                         mbarrier_arrive(empty);
+                    }
                 }
+                mbarrier_wait(full, phase);
+                phase ^= 1;
+                if (finishes) {
+                    for (int group = 0; group < 2; group++)
+                        store_rows(map_grad_query, sums + group * (C::SUM_BYTES / 2), C::TRANSPOSED ? 64 * group : 0,
+                                   m * C::M + (C::TRANSPOSED ? 0 : 64 * group), head, item.queries());
+                } else if (rank == 0) {
+                    bulk_store(to, sums, C::SUM_BYTES);
+                } else {
+                    wait_for_sums(turn, rank);
+                    bulk_reduce_add_f32(to, sums, C::SUM_BYTES);
+                }
+                bulk_commit_group();
+                bulk_wait_group_read<0>();
+                given = !finishes && m - 2 > end && m - 2 > item.finished;
+                if (given)
+                    mbarrier_arrive(empty);
                 if (!finishes) {
                     bulk_wait_group<0>();
                     fence_proxy_async_global();
@@ -368,61 +355,7 @@ __device__ __forceinline__ void backward_add(const BackwardWork &work, const CUt
     }
 }
 
-// POSITIVE: 0 in place of what is negative.
-template <typename T, bool POSITIVE = false>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high)
-{
-    if (POSITIVE)
-        return is_bfloat16<T> ? cvt_rn_relu_bf16x2_f32(high, low) : cvt_rn_relu_f16x2_f32(high, low);
-    return is_bfloat16<T> ? cvt_rn_bf16x2_f32(high, low) : cvt_rn_f16x2_f32(high, low);
-}
-
-// A product's registers as the operand of one whose k are its columns.
-template <typename T, bool POSITIVE = false, int ROWS>
-__device__ __forceinline__ void pack_fragments(uint32_t (&packed)[ROWS][4], const float (&x)[8 * ROWS])
-{
-#pragma unroll
-    for (int k = 0; k < ROWS; k++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            packed[k][i] = pack_pair<T, POSITIVE>(x[8 * k + 2 * i], x[8 * k + 2 * i + 1]);
-}
-
-// These as rows of 64 elements, the columns of rows column_bytes apart. row: that whose addresses this lane gives.
-template <int ROWS>
-__device__ __forceinline__ void store_fragments(uint32_t to, int column_bytes, const uint32_t (&packed)[ROWS][4],
-                                                int row, int lane)
-{
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        const int vector = (2 * i + lane / 16) % 8 ^ row % 8;
-        stmatrix_x4(to + i / 4 * column_bytes + row * SWIZZLE_ROW + vector * 16, packed[i][0], packed[i][1],
-                    packed[i][2], packed[i][3]);
-    }
-}
-
-template <typename T, int COUNT>
-__device__ __forceinline__ void pack_and_store(uint32_t to, const float (&x)[COUNT], int column_bytes, int row,
-                                               int lane)
-{
-    uint32_t packed[COUNT / 8][4];
-    pack_fragments<T>(packed, x);
-    store_fragments(to, column_bytes, packed, row, lane);
-}
-// 64 x 64 of a product as rows of its columns.
-template <typename T>
-__device__ __forceinline__ void pack_and_store_transposed(uint32_t to, const float (&x)[32], int warp, int lane)
-{
-    uint32_t packed[4][4];
-    pack_fragments<T>(packed, x);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = 16 * i + lane / 16 * 8 + lane % 8, vector = (2 * warp + lane / 8 % 2) ^ lane % 8;
-        stmatrix_x4_trans(to + row * SWIZZLE_ROW + vector * 16, packed[i][0], packed[i][1], packed[i][2], packed[i][3]);
-    }
-}
-
-static constexpr int STORE_BARRIER = 1, JOINT_BARRIER = 3; // named barriers: one a consumer warpgroup, and of both
+static constexpr int STORE_BARRIER = 1; // named barriers, one a consumer warpgroup
 
 // left (64 keys of the warpgroup, K-major) times right^T (M queries, K-major), over D.
 template <typename C>
@@ -449,9 +382,8 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
     const int group = warp_uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
     const int warp = thread / WARP_SIZE, lane = thread % WARP_SIZE, quad = lane % 4;
     const int matrix_row = 16 * warp + lane % 16; // whose address this lane gives to stmatrix
-    const uint64_t my_keys = wgmma_descriptor(s.keys + group * C::GROUP_KEYS, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
-    const uint64_t my_values = wgmma_descriptor(s.values + group * C::GROUP_KEYS, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
-    const uint32_t own_elements = group * C::GROUP_COLUMNS * C::QUERY_COLUMN; // of a block of queries
+    const uint64_t my_keys = wgmma_descriptor(s.keys + group * C::BOX_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
+    const uint64_t my_values = wgmma_descriptor(s.values + group * C::BOX_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
     // Of MN-major operands `leading` counts, of K-major ones it does not.
     const uint64_t queries_first = wgmma_descriptor(s.queries, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::QUERY_COLUMN);
     const uint64_t grads_first = wgmma_descriptor(s.grads, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::QUERY_COLUMN);
@@ -460,22 +392,17 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
     const uint64_t all_scores_first = wgmma_descriptor(s.scores + (C::TRANSPOSED ? 0 : group * C::KEY_COLUMN),
                                                        WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::KEY_COLUMN);
     const uint32_t my_sums = s.sums + group * (C::SUM_BYTES / 2);
-    // The gradients of this warpgroup's keys take the place of its rows of values and of dS, or if each has half of
-    // their elements that of values and keys.
-    const uint32_t own_keys = group * (C::GROUP_KEYS + C::GROUP_COLUMNS * C::KEY_COLUMN);
-    const uint32_t grad_values = s.values + own_keys, grad_keys = (C::HALVES ? s.keys : s.scores) + own_keys;
+    // The gradients of this warpgroup's keys take the place of its rows of values and of dS.
+    const uint32_t grad_values = s.values + group * C::BOX_BYTES, grad_keys = s.scores + group * C::BOX_BYTES;
     int key_phase = 0;
-    // Steps whose dS is in shared memory, and whose product with the keys has been taken. Rings have two stages, and a
-    // step one in each: the lowest bit of its number is that stage, the next one the parity of the stage's phase. Where
-    // there are HALVES, grad_output and the sums have one stage, and a step two sums.
+    // Steps whose dS is in shared memory, and whose product with the keys has been taken. All rings have two stages,
+    // and a step one in each: the lowest bit of its number is that stage, the next one the parity of the stage's phase.
     uint32_t written = 0, summed = 0;
-    const auto sum_stage = [&](uint32_t step) { return C::HALVES ? 0 : step % 2; };
-    float p[C::M / 2], dp[C::M / 2], dq[32], dk[C::OWN_D / 2], dv[C::OWN_D / 2];
+    float p[C::M / 2], dp[C::M / 2], dq[32], dk[C::D / 2], dv[C::D / 2];
     uint32_t packed[C::M / 16][4], packed_scores[C::M / 16][4];
 
-    const auto multiply_scores = [&](bool there, int part = 0) {
+    const auto multiply_scores = [&](bool there) {
         const uint32_t buffer = summed % 2;
-        const uint64_t keys = wgmma_advance(all_keys, part * C::OWN_COLUMNS * C::KEY_COLUMN);
         if (there)
             mbarrier_wait(s.score_full + 8 * buffer, summed / 2 % 2);
         const uint64_t scores = wgmma_advance(all_scores_first, buffer * C::SCORE_BYTES);
@@ -483,16 +410,16 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < C::N / 16; k++)
-            wgmma<T, 64, 1, 1>(dq, wgmma_advance(C::TRANSPOSED ? keys : scores, k * 2 * SWIZZLE_ATOM),
-                               wgmma_advance(C::TRANSPOSED ? scores : keys, k * 2 * SWIZZLE_ATOM), k > 0);
+            wgmma<T, 64, 1, 1>(dq, wgmma_advance(C::TRANSPOSED ? all_keys : scores, k * 2 * SWIZZLE_ATOM),
+                               wgmma_advance(C::TRANSPOSED ? scores : all_keys, k * 2 * SWIZZLE_ATOM), k > 0);
         wgmma_commit_group();
     };
-    const auto hand_over_sums = [&](int part = 0) {
-        const uint32_t buffer = sum_stage(summed);
+    const auto hand_over_sums = [&]() {
+        const uint32_t buffer = summed % 2;
         wgmma_pin(dq);
-        if (part + 1 == C::PARTS && thread == 0)
-            mbarrier_arrive(s.score_empty + 8 * (summed % 2));
-        mbarrier_wait(s.sum_empty + 8 * buffer, C::HALVES ? part : summed / 2 % 2);
+        if (thread == 0)
+            mbarrier_arrive(s.score_empty + 8 * buffer);
+        mbarrier_wait(s.sum_empty + 8 * buffer, summed / 2 % 2);
         const uint32_t place = my_sums + buffer * C::SUM_BYTES, to = place + thread * 16;
         uint32_t kind;
         ld_shared(kind, s.kinds + 4 * buffer);
@@ -519,24 +446,14 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             else
                 pack_and_store<T>(place, dq, 0, matrix_row, lane);
         }
-        if (part + 1 == C::PARTS)
-            summed++;
+        summed++;
     };
     // The sums that were handed over last. A step later, when the fence has nothing left to wait for.
     const auto publish_sums = [&]() {
         fence_proxy_async();
         __syncwarp();
         if (lane == 0)
-            mbarrier_arrive(s.sum_full + 8 * sum_stage(summed - 1));
-    };
-    // Halves have one place, which the first has left while the scores were multiplied.
-    const auto add_second_half = [&](bool there) {
-        multiply_scores(false, 1);
-        wgmma_wait_group<0>();
-        if (there) {
-            hand_over_sums(1);
-            publish_sums();
-        }
+            mbarrier_arrive(s.sum_full + 8 * ((summed - 1) % 2));
     };
 
     // Of the stage whose scores are being computed, before they are waited for.
@@ -553,43 +470,21 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
     const auto store_keys = [&](int announced, const CUtensorMap *map, uint32_t from) {
         const BackwardItem<C::PACKED> item = look_up_item<C>(s, announced);
 #pragma unroll
-        for (int column = 0; column < C::OWN_COLUMNS; column++)
-            store_rows(map, from + column * C::KEY_COLUMN, 64 * (column + group * C::GROUP_COLUMNS),
-                       item.n * C::N + (C::HALVES ? 0 : 64 * group), item.key_head, item.keys());
+        for (int column = 0; column < C::COLUMNS; column++)
+            store_rows(map, from + column * C::KEY_COLUMN, 64 * column, item.n * C::N + 64 * group, item.key_head,
+                       item.keys());
         bulk_commit_group();
-    };
-
-    // In halves: no query sees these keys. Others may be on their way into their place, but dS's is free.
-    const auto store_zeros = [&](int announced) {
-        mbarrier_wait(s.score_empty + 8 * (written % 2), written / 2 % 2 ^ 1);
-        mbarrier_wait(s.score_empty + 8 * ((written + 1) % 2), (written + 1) / 2 % 2 ^ 1);
-        const uint32_t zeros = s.scores + group * C::SCORE_BYTES;
-        const float none[32] = {};
-        pack_and_store<T>(zeros, none, 0, matrix_row, lane);
-        fence_proxy_async();
-        bar_sync<WARPGROUP>(STORE_BARRIER + group);
-        if (thread == 0) {
-            const BackwardItem<C::PACKED> item = look_up_item<C>(s, announced);
-            for (int column = group * C::GROUP_COLUMNS; column < (group + 1) * C::GROUP_COLUMNS; column++) {
-                store_rows(map_grad_key, zeros, 64 * column, item.n * C::N, item.key_head, item.keys());
-                store_rows(map_grad_value, zeros, 64 * column, item.n * C::N, item.key_head, item.keys());
-            }
-            bulk_commit_group();
-            bulk_wait_group_read<0>();
-            release_item<C>(s, announced);
-        }
-        bar_sync<2 * WARPGROUP>(JOINT_BARRIER);
     };
 
     const DropoutSeed seed(C::DROPS ? work.dropout.philox : cuda_ops_philox_state{});
     bool stored = false; // gradients of keys are being copied out of dS's place
     for (int announced = 0; announced_item<C>(item, work, s, announced); announced++) {
 #pragma unroll
-        for (int i = 0; i < C::OWN_D / 2; i++)
+        for (int i = 0; i < C::D / 2; i++)
             dk[i] = dv[i] = 0;
         if (C::PACKED) // into uniform registers: there are few others
             item.n = warp_uniform(item.n), item.last = warp_uniform(item.last), item.count = warp_uniform(item.count);
-        const int steps = item.count * work.group, top = item.n * C::N + (C::HALVES ? 0 : 64 * group);
+        const int steps = item.count * work.group, top = item.n * C::N + 64 * group;
         const int key = top + 16 * warp + lane / 4; // this thread's: key and key + 8
         int m = item.last;
         uint32_t dropout_row = (uint32_t)cuda_ops_attention_dropout_row(
@@ -613,14 +508,13 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         for (int step = 0; step < steps; step++) {
             const uint32_t stage = written % 2, phase = written / 2 % 2;
             const uint64_t queries = wgmma_advance(queries_first, stage * C::QUERY_BYTES);
-            const uint32_t grad_stage = C::HALVES ? 0 : stage, grad_phase = C::HALVES ? written % 2 : phase;
-            const uint64_t grads = wgmma_advance(grads_first, grad_stage * C::QUERY_BYTES);
+            const uint64_t grads = wgmma_advance(grads_first, stage * C::QUERY_BYTES);
             const uint32_t statistics = s.statistics + stage * C::STATISTICS_BYTES + quad * 16;
             const int first_query = m * C::M;
-            mbarrier_wait(s.grad_full + 8 * grad_stage, grad_phase);
+            mbarrier_wait(s.grad_full + 8 * stage, phase);
             wgmma_pin(dv);
             multiply_rows<C>(dp, my_values, grads);
-            if (!C::HALVES && step > 1)
+            if (step > 1)
                 publish_sums();
             // A thread's keys see queries from key - high to key - low.
             const Band band = look_up_band<C>(work, s, announced);
@@ -666,7 +560,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < C::M / 16; k++)
-                wgmma<T, C::OWN_D, 1>(dv, packed[k], wgmma_advance(grads, own_elements + k * 2 * SWIZZLE_ATOM), 1);
+                wgmma<T, C::D, 1>(dv, packed[k], wgmma_advance(grads, k * 2 * SWIZZLE_ATOM), 1);
             wgmma_commit_group();
             wgmma_wait_group<1>();
             wgmma_pin(dp);
@@ -685,21 +579,17 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             pack_fragments<T>(packed_scores, dp);
             // dS for the product with the keys; the fence that follows waits less once the keys' gradients are issued.
             mbarrier_wait(s.score_empty + 8 * stage, phase ^ 1);
-            if (!C::HALVES || group == 0)
-                store_fragments(s.scores + stage * C::SCORE_BYTES + group * C::GROUP_KEYS, C::KEY_COLUMN, packed_scores,
-                                matrix_row, lane);
+            store_fragments(s.scores + stage * C::SCORE_BYTES + group * C::BOX_BYTES, C::KEY_COLUMN, packed_scores,
+                            matrix_row, lane);
             wgmma_wait_group<0>();
             wgmma_pin(dv);
-            if (C::HALVES && thread == 0)
-                mbarrier_arrive(s.grad_empty + 8 * grad_stage);
             wgmma_pin(packed);
             wgmma_pin(dk);
             wgmma_pin(packed_scores);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < C::M / 16; k++)
-                wgmma<T, C::OWN_D, 1>(dk, packed_scores[k], wgmma_advance(queries, own_elements + k * 2 * SWIZZLE_ATOM),
-                                      1);
+                wgmma<T, C::D, 1>(dk, packed_scores[k], wgmma_advance(queries, k * 2 * SWIZZLE_ATOM), 1);
             wgmma_commit_group();
             fence_proxy_async();
             __syncwarp();
@@ -721,56 +611,22 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             wgmma_pin(dk);
             wgmma_pin(packed_scores);
             if (thread == 0) {
-                if (!C::HALVES)
-                    mbarrier_arrive(s.grad_empty + 8 * grad_stage);
+                mbarrier_arrive(s.grad_empty + 8 * stage);
                 mbarrier_arrive(s.query_empty + 8 * stage);
             }
-            if (step > 0) {
+            if (step > 0)
                 hand_over_sums();
-                if (C::HALVES)
-                    publish_sums();
-            }
             load_lse();
             wgmma_wait_group<0>();
             wgmma_pin(p);
-            if (C::HALVES)
-                add_second_half(step > 0);
         }
-        if (!C::HALVES && steps > 1)
+        if (steps > 1)
             publish_sums();
         // What has been read is overwritten, and no wait for sums stands between this block of keys and the next.
         if (C::DROPS)
 #pragma unroll
-            for (int i = 0; i < C::OWN_D / 2; i++)
+            for (int i = 0; i < C::D / 2; i++)
                 dv[i] *= work.dropout.scale;
-        if (C::HALVES) {
-            if (steps > 0) {
-                multiply_scores(true);
-                wgmma_wait_group<0>();
-                hand_over_sums();
-                publish_sums();
-                add_second_half(true);
-#pragma unroll
-                for (int i = 0; i < C::OWN_D / 2; i++)
-                    dk[i] *= work.scale;
-                bar_sync<2 * WARPGROUP>(JOINT_BARRIER); // nobody reads keys and values any more
-                pack_and_store<T>(grad_values, dv, C::KEY_COLUMN, matrix_row, lane);
-                pack_and_store<T>(grad_keys, dk, C::KEY_COLUMN, matrix_row, lane);
-                fence_proxy_async();
-                bar_sync<WARPGROUP>(STORE_BARRIER + group);
-                if (thread == 0) {
-                    store_keys(announced, map_grad_value, grad_values);
-                    store_keys(announced, map_grad_key, grad_keys);
-                    release_item<C>(s, announced);
-                    bulk_wait_group_read<0>();
-                    mbarrier_arrive(s.key_empty);
-                    mbarrier_arrive(s.value_empty);
-                }
-            } else {
-                store_zeros(announced);
-            }
-            continue;
-        }
         if (steps > 0) {
             multiply_scores(true);
             pack_and_store<T>(grad_values, dv, C::KEY_COLUMN, matrix_row, lane);
@@ -787,7 +643,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         mbarrier_wait(s.score_empty + 8 * (written % 2), written / 2 % 2 ^ 1);
         mbarrier_wait(s.score_empty + 8 * ((written + 1) % 2), (written + 1) / 2 % 2 ^ 1);
 #pragma unroll
-        for (int i = 0; i < C::OWN_D / 2; i++)
+        for (int i = 0; i < C::D / 2; i++)
             dk[i] *= work.scale;
         pack_and_store<T>(grad_keys, dk, C::KEY_COLUMN, matrix_row, lane);
         fence_proxy_async();
@@ -829,8 +685,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) attention_sm90_backward_kernel(
     s.item_full = s.value_empty + 8, s.item_empty = s.item_full + 8 * C::ITEMS;
     s.query_full = s.item_empty + 8 * C::ITEMS, s.query_empty = s.query_full + 8 * C::STAGES;
     s.grad_full = s.query_empty + 8 * C::STAGES, s.grad_empty = s.grad_full + 8 * C::STAGES;
-    s.sum_full = s.grad_empty + 8 * C::STAGES, s.sum_empty = s.sum_full + 8 * 2;
-    s.score_full = s.sum_empty + 8 * 2, s.score_empty = s.score_full + 8 * 2;
+    s.sum_full = s.grad_empty + 8 * C::STAGES, s.sum_empty = s.sum_full + 8 * C::SUM_STAGES;
+    s.score_full = s.sum_empty + 8 * C::SUM_STAGES, s.score_empty = s.score_full + 8 * C::SUM_STAGES;
     if (threadIdx.x == 0) {
         prefetch_tensormap(&map_query);
         prefetch_tensormap(&map_key);
@@ -842,7 +698,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) attention_sm90_backward_kernel(
         mbarrier_init(s.value_empty, 2);
         for (int slot = 0; slot < C::ITEMS; slot++) {
             mbarrier_init(s.item_full + 8 * slot, 1);
-            mbarrier_init(s.item_empty + 8 * slot, 2 + C::SUM_STAGES);
+            mbarrier_init(s.item_empty + 8 * slot, 4);
         }
         for (int stage = 0; stage < C::STAGES; stage++) {
             mbarrier_init(s.query_full + 8 * stage, 1);
@@ -850,7 +706,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) attention_sm90_backward_kernel(
             mbarrier_init(s.grad_full + 8 * stage, 1);
             mbarrier_init(s.grad_empty + 8 * stage, 2);
         }
-        for (int stage = 0; stage < 2; stage++) {
+        for (int stage = 0; stage < C::SUM_STAGES; stage++) {
             mbarrier_init(s.sum_full + 8 * stage, 2 * WARPGROUP / WARP_SIZE);
             mbarrier_init(s.sum_empty + 8 * stage, 1);
             mbarrier_init(s.score_full + 8 * stage, 2 * WARPGROUP / WARP_SIZE);
@@ -865,110 +721,13 @@ __global__ void __launch_bounds__(C::THREADS, 1) attention_sm90_backward_kernel(
         setmaxnreg_dec<C::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             backward_produce<C>(work, &map_query, &map_key, &map_value, &map_grad, s);
-        else if (threadIdx.x == WARP_SIZE || (threadIdx.x == 2 * WARP_SIZE && C::SUM_STAGES == 2))
+        else if (threadIdx.x == WARP_SIZE || threadIdx.x == 2 * WARP_SIZE)
             backward_add<C>(work, &map_grad_query, s, threadIdx.x / WARP_SIZE - 1);
     } else {
         setmaxnreg_inc<C::REGISTERS>();
         backward_consume<C>(work, &map_grad_key, &map_grad_value, s);
     }
 #endif
-}
-
-// Where a query's number stands among those of its block: the four that a lane wants of 16 columns of a product,
-// 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, are neighbours.
-__device__ __forceinline__ int statistics_place(int query)
-{
-    return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2;
-}
-
-// Before: what backward needs of each query, and turns of zero. Rows beyond the queries have a logsumexp of infinity,
-// and so weights of zero, as have queries without keys. Blocks of queries that no block of keys is seen by have
-// gradients of zero, which nobody else writes. A thread has 16 bytes of a row.
-struct BackwardPrepare {
-    float *statistics;
-    uint32_t *turns, *handed_out;
-    const float *logsumexp, *grad_logsumexp; // the latter may be NULL
-    const void *output, *grad_output;
-    void *grad_query;
-    cuda_ops_attention_strides output_strides, grad_strides, grad_query_strides;
-    Band band;
-    int heads, blocks_m, head_dim, value_dim;
-    float kept; // 1 / dropout's scale, which delta is multiplied by
-    PackedWork packed;
-};
-
-template <typename T, int LANES, int M, bool PACKED>
-__global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __grid_constant__ BackwardPrepare work)
-{
-    constexpr int ROWS = 256 / LANES;
-    typedef aligned_vector<T, 8> Vector;
-    wait_for_predecessor();
-    release_successor();
-    const int head = blockIdx.y % work.heads, batch = blockIdx.y / work.heads;
-    const int lane = threadIdx.x % LANES;
-    if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
-        *work.handed_out = 0;
-    int number = blockIdx.x;
-    Band band = work.band;
-    int64_t before = 0, all_queries = work.band.queries; // rows before the sequence, and of a head of logsumexp
-    if constexpr (PACKED) {
-        const int index = work.packed.blocks[blockIdx.x];
-        if (index < 0)
-            return;
-        const PackedSequence sequence = work.packed.sequences[index];
-        number = blockIdx.x - sequence.first_block, band = sequence.band;
-        before = sequence.first_query, all_queries = work.packed.query_rows;
-    }
-    const int first = number * M, queries = band.queries;
-    const T *const output = (const T *)work.output + batch * work.output_strides.batch +
-                            head * work.output_strides.head + before * work.output_strides.row + 8 * lane;
-    const T *const grad = (const T *)work.grad_output + batch * work.grad_strides.batch +
-                          head * work.grad_strides.head + before * work.grad_strides.row + 8 * lane;
-    const int64_t block = (int64_t)blockIdx.y * work.blocks_m + blockIdx.x;
-    if (threadIdx.x == 0)
-        work.turns[block] = 0;
-    if (!queries_see_keys(band, first, M)) {
-        T *const to = (T *)work.grad_query + batch * work.grad_query_strides.batch +
-                      head * work.grad_query_strides.head + before * work.grad_query_strides.row + 8 * lane;
-        for (int row = first + threadIdx.x / LANES; row < min(first + M, queries) && 8 * lane < work.head_dim;
-             row += ROWS)
-            *(Vector *)(to + row * work.grad_query_strides.row) = {};
-    }
-    // A row's lanes have a part of the sums of TURNS rows, and one of them each the rest of one row. All loads are
-    // under way before the first number is wanted.
-    constexpr int TURNS = M / ROWS;
-    static_assert(TURNS <= LANES, "a lane for each of the rows");
-    Vector o[TURNS] = {}, g[TURNS] = {};
-    const int local = threadIdx.x / LANES, own = first + local + lane * ROWS;
-    const bool has_own = lane < TURNS && own < queries;
-    const int64_t at = (int64_t)blockIdx.y * all_queries + before + own;
-    const float logsumexp = has_own ? work.logsumexp[at] : -INFINITY;
-    const float grad_logsumexp = has_own && work.grad_logsumexp ? work.grad_logsumexp[at] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < TURNS; i++) {
-        const int row = first + local + i * ROWS;
-        if (row < queries && 8 * lane < work.value_dim) {
-            o[i] = *(const Vector *)(output + row * work.output_strides.row);
-            g[i] = *(const Vector *)(grad + row * work.grad_strides.row);
-        }
-    }
-    float delta = 0;
-#pragma unroll
-    for (int i = 0; i < TURNS; i++) {
-        float sum = 0;
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            sum += load_as_accumulate(o[i].element[e]) * load_as_accumulate(g[i].element[e]);
-#pragma unroll
-        for (int offset = LANES / 2; offset > 0; offset /= 2)
-            sum += __shfl_xor_sync(FULL_WARP, sum, offset);
-        delta = lane == i ? sum : delta;
-    }
-    if (lane < TURNS) {
-        float *const to = work.statistics + block * (2 * M) + statistics_place(local + lane * ROWS);
-        to[0] = logsumexp == -INFINITY ? INFINITY : logsumexp * 1.4426950408889634f;
-        to[M] = (delta - grad_logsumexp) * work.kept;
-    }
 }
 
 template <typename C>
@@ -991,7 +750,7 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     const int64_t blocks_m = blocks / (batch * p.heads);
     BackwardWork work = {};
     work.sums = (float *)call.workspace;
-    float *const statistics = work.sums + blocks * (C::PARTS * C::SUM_BYTES / 4);
+    float *const statistics = work.sums + blocks * (C::SUM_BYTES / 4);
     work.statistics = statistics;
     work.turns = (uint32_t *)(statistics + blocks * (C::STATISTICS_BYTES / 4));
     work.handed_out = work.turns + blocks;
@@ -1006,7 +765,7 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     // The heads of two sections are walked together: those whose queries, gradients and sums are in the L2. A few more
     // where they are long, since a head's blocks go through its queries side by side, and wait for each other.
     const int64_t rows = C::PACKED ? p.sequences.query_rows : p.queries;
-    const int64_t head_bytes = rows * C::D * 8 * work.group, least = C::D == 128 ? 8 : 4;
+    const int64_t head_bytes = rows * C::D * 8 * work.group, least = C::D / 16;
     int64_t section = ((int64_t)20 << 20) / head_bytes;
     section = section < least ? least : section;
     work.section = (int)(section < work.all_key_heads ? section : work.all_key_heads);
@@ -1020,15 +779,9 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     work.dropout = dropout_work_of(p, nullptr);
     work.scale = (float)p.scale * work.dropout.scale, work.scale_log2 = (float)(p.scale * 1.4426950408889634);
 
-    BackwardPrepare prepare = {};
-    prepare.statistics = statistics, prepare.turns = work.turns, prepare.handed_out = work.handed_out;
-    prepare.logsumexp = (const float *)call.logsumexp, prepare.grad_logsumexp = (const float *)call.grad_logsumexp;
-    prepare.output = call.output, prepare.grad_output = call.grad_output;
+    BackwardPrepare prepare = prepare_of(call, statistics, work.band, blocks_m);
     prepare.grad_query = call.grad_query;
-    prepare.output_strides = p.output, prepare.grad_strides = p.grad_output;
-    prepare.grad_query_strides = p.grad_query;
-    prepare.band = work.band, prepare.heads = work.heads, prepare.blocks_m = work.blocks_m;
-    prepare.head_dim = (int)p.head_dim, prepare.value_dim = (int)p.value_dim;
+    prepare.turns = work.turns, prepare.handed_out = work.handed_out;
     prepare.kept = work.dropout.scale > 0 ? 1.0f / work.dropout.scale : 0.0f;
     prepare.packed = work.packed;
     const dim3 grid((unsigned int)blocks_m, (unsigned int)(batch * p.heads));
@@ -1046,9 +799,6 @@ static cuda_ops_status launch_backward_of(const AttentionCall &call, const Devic
 {
     if (attention_sm90_is_narrow(call.problem))
         return launch_backward<BackwardTile<T, 64, 128, DROPS, PACKED>>(call, device);
-    if constexpr (!DROPS && !PACKED)
-        if (call.problem.head_dim > 128 || call.problem.value_dim > 128)
-            return launch_backward<BackwardTile<T, 256, 64, DROPS, PACKED>>(call, device);
     return launch_backward<BackwardTile<T, 128, 64, DROPS, PACKED>>(call, device);
 }
 

@@ -80,8 +80,9 @@ int64_t attention_sm90_query_blocks(const cuda_ops_attention &p)
 int64_t attention_sm90_backward_bytes(const cuda_ops_attention &p)
 {
     const bool narrow = attention_sm90_is_narrow(p);
-    const int64_t longest = p.head_dim > p.value_dim ? p.head_dim : p.value_dim;
-    const int64_t queries = attention_sm90_queries(narrow), elements = narrow ? 64 : longest <= 128 ? 128 : 256;
+    const int64_t queries = attention_sm90_queries(narrow), elements = narrow ? 64 : 128;
+    if (attention_sm90_is_wide(p))
+        return attention_sm90_query_blocks(p) * (4 * queries * 2);
     return (attention_sm90_query_blocks(p) * (4 * queries * (elements + 2) + 4) + 4 + 15) / 16 * 16;
 }
 
@@ -110,6 +111,8 @@ cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device)
         return is_bfloat16 ? attention_sm90_forward_dropout_bfloat16(call, device)
                            : attention_sm90_forward_dropout_float16(call, device);
     }
+    if (call.backward && attention_sm90_is_wide(call.problem))
+        return is_bfloat16 ? attention_sm90_backward_wide_bfloat16(call) : attention_sm90_backward_wide_float16(call);
     if (call.backward)
         return is_bfloat16 ? attention_sm90_backward_bfloat16(call, device)
                            : attention_sm90_backward_float16(call, device);

@@ -19,6 +19,9 @@ cuda_ops_status attention_sm90_forward_dropout_bfloat16(const AttentionCall &cal
 cuda_ops_status attention_sm90_forward_dropout_float16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_backward_dropout_bfloat16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_backward_dropout_float16(const AttentionCall &call, const Device &device);
+// Of rows of more than 128 elements.
+cuda_ops_status attention_sm90_backward_wide_bfloat16(const AttentionCall &call);
+cuda_ops_status attention_sm90_backward_wide_float16(const AttentionCall &call);
 // Of packed sequences.
 cuda_ops_status attention_sm90_forward_packed_bfloat16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_forward_packed_float16(const AttentionCall &call, const Device &device);
@@ -30,6 +33,10 @@ static inline bool attention_sm90_is_narrow(const cuda_ops_attention &problem)
 {
     return problem.head_dim <= 64 && problem.value_dim <= 64;
 }
+static inline bool attention_sm90_is_wide(const cuda_ops_attention &problem)
+{
+    return problem.head_dim > 128 || problem.value_dim > 128;
+}
 
 // Queries of backward's blocks.
 static constexpr int attention_sm90_queries(bool narrow)
@@ -39,8 +46,8 @@ static constexpr int attention_sm90_queries(bool narrow)
 
 // Those blocks of all heads.
 int64_t attention_sm90_query_blocks(const cuda_ops_attention &problem);
-// What backward's kernels have of each of them: sums of gradients, logsumexp and delta, and whose turn it is; and a
-// counter. Rounded up to 16 bytes.
+// What backward's kernels have of each of them: logsumexp and delta; of rows of up to 128 elements sums of gradients
+// too, whose turn it is, and a counter. Rounded up to 16 bytes.
 int64_t attention_sm90_backward_bytes(const cuda_ops_attention &problem);
 
 #endif
