@@ -2,10 +2,10 @@
 //     D = gelu(op(A) op(B) + bias), and the preactivation beside it
 //     D = (op(A) op(B)) * gelu'(preactivation), and the sums of D's columns for each tile's rows
 // The kernel is gemm/sm90/kernel.cuh's in ping-pong with epilogues of their own, in registers and unrolled, which one
-// consumer warpgroup runs behind the other's products: store.cuh's is short code for products of few tiles. With 768 of k
-// forward takes 1.2 times as long as the plain product, and backward 1.5 times. Backward's preactivation comes by TMA into the buffers that D then leaves by, loaded by two
-// of the producer's warps as soon as a buffer is free, a tile ahead; ldmatrix gives each thread the elements that its
-// sums belong to.
+// consumer warpgroup runs behind the other's products: store.cuh's is short code for products of few tiles. With 768 of
+// k forward takes 1.2 times as long as the plain product, and backward 1.5 times. Backward's preactivation comes by TMA
+// into the buffers that D then leaves by, loaded by two of the producer's warps as soon as a buffer is free, a tile
+// ahead; ldmatrix gives each thread the elements that its sums belong to. The sums of D's columns are a product too.
 #ifndef CUDA_OPS_GEMM_SM90_GELU_CUH
 #define CUDA_OPS_GEMM_SM90_GELU_CUH
 
@@ -39,7 +39,13 @@ __device__ __forceinline__ float gelu_quickly_of(float x)
 template <bool TANH>
 __device__ __forceinline__ float gelu_slope_quickly_of(float x)
 {
-    return TANH ? gelu_tanh_slope_quickly(x) : gelu_slope_quickly(x);
+    if (!TANH)
+        return gelu_slope_quickly(x);
+    // gelu_tanh_slope_quickly in three instructions fewer. With share = 1 / (1 + 2^(x p)), p = -2 log2(e) u / x, the
+    // slope is share + x share (1 - share) 2 du/dx, and 2 du/dx = -3 ln 2 * p - 4 sqrt(2 / pi).
+    const float p = fmaf(-0.1029432396f, x * x, -2.3022081991f);
+    const float share = rcp_approx_ftz(1.0f + ex2_approx_ftz(x * p)), y = x * share;
+    return fmaf(fmaf(-y, share, y), fmaf(-2.0794415417f, p, -3.1915382432f), share);
 }
 
 // The address of a warp's 16 x 16 elements in a buffer of CHUNK columns, as this lane gives it to ldmatrix and stmatrix:
@@ -113,25 +119,6 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
     }
 }
 
-// Sums over the eight quads of a warp of 16 values a thread, of columns 8 i + 2 (lane % 4) + e: a lane gets the two of
-// i = lane / 4. Each step exchanges half of what is left.
-__device__ __forceinline__ float2 sum_over_quads(float (&value)[8][2], int lane)
-{
-#pragma unroll
-    for (int apart = 4; apart >= 1; apart /= 2) { // of i; 4 * apart of lanes
-        const bool upper = lane & (4 * apart);
-#pragma unroll
-        for (int i = 0; i < apart; i++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const float kept = upper ? value[i + apart][e] : value[i][e];
-                const float given = upper ? value[i][e] : value[i + apart][e];
-                value[i][e] = kept + __shfl_xor_sync(FULL_WARP, given, 4 * apart);
-            }
-    }
-    return make_float2(value[0][0], value[0][1]);
-}
-
 // The barriers of a warpgroup's two buffers, behind those of the pipeline: `loaded` counts the preactivation's bytes, and
 // `freed` is for the loader, when D has been read from the buffer.
 template <typename C>
@@ -139,7 +126,9 @@ __device__ __forceinline__ uint32_t loaded_barriers(uint32_t first_buffer, int g
 {
     return first_buffer + 2 * C::BUFFERS * C::BUFFER_BYTES + (2 * C::STAGES + 2) * 8 + group * 32;
 }
-static constexpr int FREED = 16; // from `loaded`
+static constexpr int FREED = 16;          // from `loaded`
+static constexpr int AHEAD = 1;           // groups of 16 x 16 elements of the preactivation, from shared memory
+static constexpr int FINISHED_BEHIND = 1; // which of a chunk's groups what the chunk before has begun is waited for
 
 // The thread that loads the preactivation of a consumer warpgroup's tiles, CHUNK columns at a time.
 template <typename C, typename Work>
@@ -162,6 +151,33 @@ __device__ __forceinline__ void load_preactivation(const Work &work, uint32_t fi
     }
 }
 
+// The sums of a chunk's columns over its rows, as stored, by the tensor cores, which the epilogue's arithmetic leaves
+// idle: ones times the buffer, whose rows are k. All rows of the result are the sums; each warp stores those of some
+// columns. Made whether or not they are wanted: under a condition the compiler would wait for each product.
+template <typename T, int ROWS>
+__device__ __forceinline__ void start_column_sums(float (&columns)[32], uint32_t buffer)
+{
+    const uint32_t one = pack<T>(1.0f, 1.0f), ones[4] = {one, one, one, one};
+    const uint64_t rows = wgmma_descriptor(buffer, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, 0);
+    wgmma_forget(columns);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < ROWS / 16; k++)
+        wgmma<T, 64, 1>(columns, ones, wgmma_advance(rows, k * 2 * SWIZZLE_ATOM), k > 0);
+    wgmma_commit_group();
+}
+
+__device__ __forceinline__ void store_column_sums(const float (&columns)[32], float *line, int left, int thread)
+{
+    const int lane = thread % 32, warp = thread / 32;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int column = 8 * i + 2 * lane;
+        if (i / 2 == warp && lane < 4 && column < left) // columns are even in number
+            *(float2 *)(line + column) = make_float2(columns[4 * i], columns[4 * i + 1]);
+    }
+}
+
 // Backward. Bit b of `phases` is the phase of buffer b's barrier.
 template <typename C, bool TANH>
 __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const Bias<C> &,
@@ -171,72 +187,66 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
 {
     typedef typename C::T T;
     constexpr int CHUNKS = C::N / C::CHUNK;
-    static_assert(C::CHUNK == 64 && C::PINGPONG && CHUNKS == 3,
-                  "sum_over_quads' columns, and which buffer is free when");
-    const int lane = thread % 32, warp = thread / 32;
+    static_assert(C::CHUNK == 64 && C::PINGPONG && CHUNKS == 3, "the columns' sums, and which buffer is free when");
     const uint32_t first = shared_address(buffers);
     const uint32_t loaded = loaded_barriers<C>(first - group * C::BUFFERS * C::BUFFER_BYTES, group);
-    float2 columns[CHUNKS];
+    constexpr int GROUPS = C::BLOCKS * C::CHUNK / 16; // of 16 x 16 elements a warp
+    float columns[C::CHUNK / 2];
+    // What follows a chunk's store, once that is no longer waited for.
+    const auto finish_chunk = [&](int chunk) {
+        wgmma_wait_group<0>();
+        wgmma_pin(columns);
+        if (work.column_sums) {
+            const int column = first_column + C::CHUNK * chunk;
+            store_column_sums(columns, work.column_sums + (int64_t)(first_row / C::M) * work.n + column,
+                              work.n - column, thread);
+        }
+        if (thread == 0) {
+            bulk_wait_group_read<0>();
+            mbarrier_arrive(loaded + FREED + 8 * (chunk % 2));
+        }
+    };
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const int which = chunk % 2;
         const uint32_t at = first + which * C::BUFFER_BYTES;
-        float column_sum[8][2] = {};
         mbarrier_wait(loaded + 8 * which, phases >> which & 1);
         phases ^= 1 << which;
+        // Loaded AHEAD groups before they are worked on: a group's store waits for its arithmetic, and the loads behind
+        // it for that, so that otherwise no two groups would be under way. Column by column: as long as few sums are
+        // done with, few columns' sums take registers.
+        uint32_t pairs[AHEAD + 1][4];
 #pragma unroll
-        for (int block = 0; block < C::BLOCKS; block++)
+        for (int g = 0; g < AHEAD; g++)
+            ldmatrix_x4(pairs[g], matrix_address<C>(at, g % C::BLOCKS, g / C::BLOCKS, thread));
 #pragma unroll
-            for (int i = 0; i < C::CHUNK / 16; i++) {
-                float *const s = sum[block] + C::CHUNK / 2 * chunk + 8 * i;
-                const uint32_t address = matrix_address<C>(at, block, i, thread);
-                uint32_t pair[4];
-                ldmatrix_x4(pair, address);
+        for (int g = 0; g < GROUPS; g++) {
+            const int block = g % C::BLOCKS, i = g / C::BLOCKS, later = g + AHEAD;
+            if (later < GROUPS)
+                ldmatrix_x4(pairs[later % (AHEAD + 1)],
+                            matrix_address<C>(at, later % C::BLOCKS, later / C::BLOCKS, thread));
+            float *const s = sum[block] + C::CHUNK / 2 * chunk + 8 * i;
+            uint32_t(&pair)[4] = pairs[g % (AHEAD + 1)];
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float x, y;
-                    unpack<T>(pair[e], x, y);
-                    const float low = s[2 * e] * gelu_slope_quickly_of<TANH>(x);
-                    const float high = s[2 * e + 1] * gelu_slope_quickly_of<TANH>(y);
-                    column_sum[2 * i + e / 2][0] += low;
-                    column_sum[2 * i + e / 2][1] += high;
-                    pair[e] = pack<T>(low, high);
-                }
-                stmatrix_x4(address, pair[0], pair[1], pair[2], pair[3]);
+            for (int e = 0; e < 4; e++) {
+                float x, y;
+                unpack<T>(pair[e], x, y);
+                pair[e] =
+                    pack<T>(s[2 * e] * gelu_slope_quickly_of<TANH>(x), s[2 * e + 1] * gelu_slope_quickly_of<TANH>(y));
             }
+            stmatrix_x4(matrix_address<C>(at, block, i, thread), pair[0], pair[1], pair[2], pair[3]);
+            if (chunk > 0 && g == FINISHED_BEHIND)
+                finish_chunk(chunk - 1);
+        }
         fence_proxy_async();
         bar_sync(1 + group, WARPGROUP);
         if (thread == 0) {
             tma_store_3d(map_d, at, first_column + C::CHUNK * chunk, first_row, (int)matrix);
             bulk_commit_group();
-            if (chunk == 0) { // the last columns' buffer too
-                bulk_wait_group_read<0>();
-                mbarrier_arrive(loaded + FREED);
-            }
         }
-        columns[chunk] = sum_over_quads(column_sum, lane);
+        start_column_sums<T, C::M>(columns, at);
     }
-    if (work.column_sums) {
-        // The warps' sums, through the second buffer.
-        float *const shared = (float *)(buffers + C::BUFFER_BYTES);
-        if (thread == 0)
-            bulk_wait_group_read<1>();
-        bar_sync(1 + group, WARPGROUP);
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++)
-            *(float2 *)(shared + warp * C::N + C::CHUNK * chunk + 2 * lane) = columns[chunk];
-        bar_sync(1 + group, WARPGROUP);
-        float *const line = work.column_sums + (int64_t)(first_row / C::M) * work.n + first_column;
-        for (int i = thread; i < C::N && first_column + i < work.n; i += WARPGROUP)
-            line[i] = shared[i] + shared[C::N + i] + shared[2 * C::N + i] + shared[3 * C::N + i];
-        fence_proxy_async(); // TMA writes there next
-        bar_sync(1 + group, WARPGROUP);
-    }
-    if (thread == 0) {
-        bulk_wait_group_read<0>();
-        mbarrier_arrive(loaded + FREED);
-        mbarrier_arrive(loaded + FREED + 8);
-    }
+    finish_chunk(CHUNKS - 1);
 }
 #endif // CUDA_OPS_HOPPER_CODE
 
