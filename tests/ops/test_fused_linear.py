@@ -60,6 +60,23 @@ def test_cross_entropy_of_float32_parameters(dtype, rows, in_features, classes, 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("rows", "in_features", "classes"), [(5000, 40, 65), (4097, 264, 120), (4096, 20, 17)])
+def test_cross_entropy_of_many_rows_and_few_classes(dtype, rows, in_features, classes):
+    """The gradient of weight is a product of few tiles, which splits the rows; with a bias it is another one."""
+    make = Make("cuda", torch.float32)
+    input = make(rows, in_features).to(dtype).requires_grad_()
+    target = make.integers(rows, high=classes)
+    weight, bias = parameters(make, dtype, classes, in_features)
+    check(lambda *t: linear_cross_entropy(*t[:2], target, *t[2:]), reference_of(target), [input, weight], dtype)
+    check(lambda *t: linear_cross_entropy(*t[:2], target, *t[2:]), reference_of(target), [input, weight, bias], dtype)
+
+
+def reference_of(target):
+    return lambda *t: torch.nn.functional.cross_entropy(torch.nn.functional.linear(*t), target.cpu())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "in_features", "out_features"),
     [

@@ -5,6 +5,7 @@
 
 #include "common/loss.cuh"
 #include "common/skinny_gemm.cuh"
+#include "cuda_ops/gemm.h"
 #include "linear_cross_entropy/problem.cuh"
 
 // Rows of a chunk: logits of up to 64 MB, in whole tiles if there are that many rows.
@@ -98,6 +99,8 @@ __global__ void __launch_bounds__(GROUP_THREADS)
     row_losses[2 * row + 1] = ignored || bad ? 0 : 1;
 }
 
+static constexpr int LARGE_TILE = 128, MOST_SPLITS = 8; // of large_product on tensor cores
+
 // A product on tensor cores for 16-bit T and aligned operands, else on CUDA cores; float64 has one kernel, aligned or
 // not. k is split over the blocks of clusters where tiles are fewer than multiprocessors, as those of the gradient of a
 // weight of few classes, whose k is the rows.
@@ -109,10 +112,10 @@ static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStrea
     typedef skinny_shape<accumulate_type<T>, 64, 64, 2, 2, 2, sizeof(accumulate_type<T>) == 4> plain_shape;
     p.aligned = is_skinny_aligned(p);
     if constexpr (sizeof(T) == 2) {
-        typedef skinny_shape<T, 128, 128, 2, 4, 3> shape;
+        typedef skinny_shape<T, LARGE_TILE, LARGE_TILE, 2, 4, 3> shape;
         const Device &device = current_device();
         const int64_t splits = device.multiprocessors / (skinny_tiles<shape>(p) > 0 ? skinny_tiles<shape>(p) : 1);
-        const int most = device.capability >= 90 ? 8 : 1;
+        const int most = device.capability >= 90 ? MOST_SPLITS : 1;
         if (fits_tensor_cores<B_BY_DEPTH>(p))
             return launch_skinny<shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(
                 p, splits < most ? (int)splits : most, stream);
@@ -121,6 +124,99 @@ static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStrea
             return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(p, 1, stream);
     }
     return launch_plain<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
+}
+
+static int64_t chunks_sums_from(const HeadCall &call)
+{
+    const int64_t elements = chunk_rows(call.rows, call.classes, call.dtype) * chunk_pitch(call.classes);
+    const bool half = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
+    return ceil_div(elements * (accumulate_bytes(call.dtype) + (half ? 2 : 0)), 256) * 256 +
+           ceil_div(2 * (int64_t)sizeof(double) * call.rows, 256) * 256;
+}
+
+static int64_t chunks_gemm_from(const HeadCall &call)
+{
+    return chunks_sums_from(call) +
+           (rounds_weight_gradient(call) ? ceil_div(4 * call.classes * call.in_features, 256) * 256 : 0);
+}
+
+// From so many rows on gemm makes the gradients on Hopper. That of weight, where its tiles are so few that clusters'
+// splits of k, the rows, leave half of the GPU idle: gemm splits it as often as fills it. All rows are one chunk then,
+// so that nothing is added to it.
+static constexpr int64_t ROWS_FOR_GEMM = 4096;
+
+static bool has_gemm(const HeadCall &call, const Device &device)
+{
+    return device.capability == 90 && (call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16) &&
+           call.rows >= ROWS_FOR_GEMM && call.classes > 0 && call.in_features > 0 && call.with_gradient;
+}
+
+static bool input_by_gemm(const HeadCall &call, const Device &device)
+{
+    return has_gemm(call, device) && call.in_features % 8 == 0;
+}
+
+static bool weight_by_gemm(const HeadCall &call, const Device &device)
+{
+    const int64_t tiles = ceil_div(call.classes, LARGE_TILE) * ceil_div(call.in_features, LARGE_TILE);
+    return has_gemm(call, device) && 2 * MOST_SPLITS * tiles <= device.multiprocessors &&
+           chunk_rows(call.rows, call.classes, call.dtype) >= call.rows;
+}
+
+static cuda_ops_gemm_problem gradient_product(const HeadCall &call, int64_t m, int64_t k)
+{
+    cuda_ops_gemm_problem p = {};
+    p.m = m, p.n = call.in_features, p.k = k, p.batch = 1;
+    p.lda = chunk_pitch(call.classes), p.ldb = p.ldd = call.in_features;
+    p.alpha = 1;
+    p.dtype = p.output_dtype = p.bias_dtype = call.dtype;
+    return p;
+}
+
+static cuda_ops_gemm_problem input_product(const HeadCall &call, int64_t rows)
+{
+    return gradient_product(call, rows, call.classes);
+}
+
+static cuda_ops_gemm_problem weight_product(const HeadCall &call)
+{
+    cuda_ops_gemm_problem p = gradient_product(call, call.classes, call.rows);
+    p.transpose_a = 1;
+    p.output_dtype = CUDA_OPS_FLOAT32;
+    return p;
+}
+
+// gemm's operands have one dtype: float32 weight beside halves is rounded to a copy.
+template <typename T>
+__global__ void __launch_bounds__(THREADS) round_weight_kernel(T *copy, const float *weight, int64_t count)
+{
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t i = global_thread_index(); i < count; i += global_thread_count())
+        copy[i] = store_from_accumulate<T>(weight[i]);
+}
+
+static int64_t rounded_weight_bytes(const HeadCall &call, const Device &device)
+{
+    const bool rounds = input_by_gemm(call, device) && call.parameter_dtype != call.dtype;
+    return rounds ? ceil_div(2 * call.classes * call.in_features, 256) * 256 : 0;
+}
+
+static int64_t gradients_workspace(const HeadCall &call, const Device &device)
+{
+    const int64_t rows = chunk_rows(call.rows, call.classes, call.dtype), last = rows > 0 ? call.rows % rows : 0;
+    int64_t most = 0;
+    const auto make_room = [&](const cuda_ops_gemm_problem &problem) {
+        const int64_t bytes = cuda_ops_gemm_workspace_cuda(&problem, CUDA_OPS_GEMM_FASTEST);
+        most = bytes > most ? bytes : most;
+    };
+    if (weight_by_gemm(call, device))
+        make_room(weight_product(call));
+    if (input_by_gemm(call, device)) {
+        make_room(input_product(call, rows));
+        make_room(input_product(call, last));
+    }
+    return rounded_weight_bytes(call, device) + most;
 }
 
 template <typename T, typename P>
@@ -138,6 +234,16 @@ static cuda_ops_status large_head(const head_problem<T, P> &p, const HeadCall &c
                                           ceil_div(rows * pitch * (sizeof(A) + (sizeof(T) == 2 ? 2 : 0)), 256) * 256);
     const bool with_gradient = call.with_gradient;
     const bool reduced = p.reduction != CUDA_OPS_REDUCTION_NONE;
+    const Device &device = current_device();
+    unsigned char *const rounded = (unsigned char *)workspace + chunks_gemm_from(call);
+    unsigned char *const for_gemm = rounded + rounded_weight_bytes(call, device);
+    const void *weight = p.weight;
+    if constexpr (sizeof(T) == 2 && sizeof(P) == 4)
+        if (p.grad_input && input_by_gemm(call, device)) {
+            launch_dependent(round_weight_kernel<T>, dim3(clamp_grid(ceil_div(classes * in_features, THREADS))),
+                             dim3(THREADS), 0, stream, (T *)rounded, p.weight, classes * in_features);
+            weight = rounded;
+        }
     cuda_ops_status status = CUDA_OPS_SUCCESS;
     for (int64_t first = 0; first < p.rows && status == CUDA_OPS_SUCCESS; first += rows) {
         const int64_t count = p.rows - first < rows ? p.rows - first : rows;
@@ -158,14 +264,22 @@ static cuda_ops_status large_head(const head_problem<T, P> &p, const HeadCall &c
                          logits, p.target, p.row_scale, first, count, classes, pitch, p.ignore_index, p.keep, p.spread,
                          p.z_loss, p.softcap, with_gradient);
         status = launch_status();
-        if (status == CUDA_OPS_SUCCESS && p.grad_input && in_features > 0) {
+        if (status == CUDA_OPS_SUCCESS && p.grad_input && input_by_gemm(call, device)) {
+            const cuda_ops_gemm_problem problem = input_product(call, count);
+            status = cuda_ops_gemm_cuda(p.grad_input + first * in_features, grad_logits, weight, nullptr, for_gemm,
+                                        &problem, CUDA_OPS_GEMM_FASTEST, stream);
+        } else if (status == CUDA_OPS_SUCCESS && p.grad_input && in_features > 0) {
             skinny_product<T, P, T, P> product = {};
             product.output = p.grad_input + first * in_features, product.a = grad_logits, product.b = p.weight;
             product.m = count, product.n = in_features, product.k = classes;
             product.a_pitch = pitch, product.b_pitch = product.output_pitch = in_features;
             status = large_product<T, true, false, false>(product, stream);
         }
-        if (status == CUDA_OPS_SUCCESS && (grad_weight || p.grad_bias) && classes > 0) {
+        if (status == CUDA_OPS_SUCCESS && grad_weight && !p.grad_bias && weight_by_gemm(call, device)) {
+            const cuda_ops_gemm_problem problem = weight_product(call);
+            status = cuda_ops_gemm_cuda(grad_weight, grad_logits, input, nullptr, for_gemm, &problem,
+                                        CUDA_OPS_GEMM_FASTEST, stream);
+        } else if (status == CUDA_OPS_SUCCESS && (grad_weight || p.grad_bias) && classes > 0) {
             skinny_product<T, T, A, A> product = {};
             product.output = grad_weight, product.row_sums = p.grad_bias, product.a = grad_logits, product.b = input;
             product.m = classes, product.n = grad_weight ? in_features : 0, product.k = count;
@@ -182,17 +296,9 @@ static Answer chunks_supports(const HeadCall &, const Device &)
     return YES;
 }
 
-static int64_t chunks_sums_from(const HeadCall &call)
+static int64_t chunks_workspace(const HeadCall &call, const Device &device)
 {
-    const int64_t elements = chunk_rows(call.rows, call.classes, call.dtype) * chunk_pitch(call.classes);
-    const bool half = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
-    return ceil_div(elements * (accumulate_bytes(call.dtype) + (half ? 2 : 0)), 256) * 256 +
-           ceil_div(2 * (int64_t)sizeof(double) * call.rows, 256) * 256;
-}
-
-static int64_t chunks_workspace(const HeadCall &call, const Device &)
-{
-    return chunks_sums_from(call) + (rounds_weight_gradient(call) ? 4 * call.classes * call.in_features : 0);
+    return chunks_gemm_from(call) + gradients_workspace(call, device);
 }
 
 static cuda_ops_status chunks(const HeadCall &call, const Device &)
