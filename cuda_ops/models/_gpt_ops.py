@@ -1,6 +1,8 @@
 """What GPT needs beside cuda_ops.functional: linear layers of float32 parameters in half precision, with the norm that
 follows, and the loss of its head."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -11,6 +13,7 @@ from .._library import problem
 if problem is None:
     from .._operators import operator
     from ..ops.add_layer_norm import add_layer_norm_forward, call_of
+    from ..ops.attention import attention_packed_forward
     from ..ops.cross_entropy import cross_entropy_backward, cross_entropy_forward
     from ..ops.dropout import dropout_forward
     from ..ops.layer_norm import layer_norm_forward
@@ -18,6 +21,9 @@ if problem is None:
     from ..ops.linear_gelu import linear_gelu_backward
     from ..ops.round_list import round_list
 
+    attention_packed_backward = operator("attention_packed_backward")
+    attention_packed_bias = operator("attention_packed_bias")
+    attention_packed_gradients = operator("attention_packed_gradients")
     dropout_backward = operator("dropout_backward")
     gelu_linear_backward = operator("gelu_linear_backward")
     layer_norm_backward = operator("layer_norm_backward")
@@ -231,6 +237,58 @@ class RoundedLinearAddNorm(torch.autograd.Function):
         return *where(wanted, grad, grad_weight, grad_bias), None, *grads, None, None
 
 
+class RoundedAttentionAddNorm(torch.autograd.Function):
+    """add_layer_norm of what attention's two layers make of an input, with attention between them, causal and without
+    dropout, and a residual: (norm, sum). Of the first layer's bias only the queries' part is summed over the rows of a
+    gradient (see attention_packed_bias)."""
+
+    @staticmethod
+    def forward(ctx, residual, norm_weight, norm_bias, eps, heads, input, *parameters):
+        """parameters: two weights and biases, and the halves of these, if they are there."""
+        weight, bias, next_weight, next_bias, *halves = parameters
+        first, first_bias, second, second_bias = rounded((weight, bias, next_weight, next_bias), input.dtype, halves)
+        qkv = packed(linear_forward(input, first, first_bias), heads)
+        output, logsumexp, state = attention_packed_forward(qkv, *options_of(qkv), None)
+        added = linear_forward(output.flatten(2), second, second_bias)
+        outputs, of_norm = add_norm_and_saved(added, residual, norm_weight, norm_bias, eps)
+        ctx.eps, ctx.heads = eps, heads
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(
+            *of_norm, input, weight, bias, first, next_weight, second, qkv, output, logsumexp, state
+        )
+        return outputs
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_sum):
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad
+        input, weight, bias, first, next_weight, second, qkv, output, *statistics = saved[4:]
+        grad, grad_weight, grad_bias, sums = add_norm_gradients(
+            grad_output, grad_sum, saved[:4], ctx.eps, *wanted[1:3], wanted[9]
+        )
+        if torch.is_grad_enabled():  # to be differentiated further: of the arguments, as above
+            qkv = packed(linear_forward(input, *rounded((weight, bias), input.dtype)), ctx.heads)
+            output, *statistics = attention_packed_forward(qkv, *options_of(qkv), None)
+        mixed = output.flatten(2)
+        grad_mixed, *next_grads = linear_gradients(grad, (mixed, next_weight, second), (True, *wanted[8:10]), sums)
+        backward = attention_packed_gradients if torch.is_grad_enabled() else attention_packed_backward
+        alibi, *options = options_of(qkv)
+        grad_qkv = backward(grad_mixed.view(output.shape), None, qkv, alibi, output, *statistics, *options)
+        sums = attention_packed_bias(grad_qkv, sums, second) if sums is not None and wanted[7] else None
+        grads = linear_gradients(grad_qkv.flatten(2), (input, weight, first), wanted[5:8], sums)
+        return *where(wanted, grad, grad_weight, grad_bias), None, None, *grads, *next_grads, *(None,) * 4
+
+
+def packed(projected, heads):
+    """What c_attn makes as attention's packed ops take it."""
+    batch, length, features = projected.shape
+    return projected.view(batch, length, 3, heads, features // (3 * heads))
+
+
+def options_of(qkv):
+    """Those of the packed ops, of slopes on: causal, without dropout."""
+    return None, 1.0 / math.sqrt(qkv.shape[-1]), -1, 0, 0.0, 0.0
+
+
 class RoundedMLPAddNorm(torch.autograd.Function):
     """add_layer_norm of RoundedMLP's output and a residual: (norm, sum)."""
 
@@ -369,3 +427,11 @@ def mlp_add_norm(
     if not finds_bias(input, residual, norm, p, *parameters):
         return functional.add_layer_norm(mlp(input, parameters, approximate, keeps, halves), residual, *norm, p)
     return RoundedMLPAddNorm.apply(residual, *norm[1:], input, *parameters, approximate, keeps, *halves)
+
+
+def attention_add_norm(
+    input: Tensor, parameters: tuple, heads: int, residual: Tensor, norm: tuple, halves: tuple = ()
+) -> tuple[Tensor, Tensor]:
+    """add_layer_norm of what attention, causal and without dropout, and the layers before and behind it make of input,
+    by their parameters, two weights and biases, and a residual; where finds_bias says so."""
+    return RoundedAttentionAddNorm.apply(residual, *norm[1:], heads, input, *parameters, *halves)

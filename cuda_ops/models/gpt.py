@@ -361,8 +361,14 @@ class GPT(torch.nn.Module):
         for layer, parts in enumerate(blocks):
             p = parts["drop"].p if training else 0.0
             (qkv, projection, *mlp), (half_qkv, half_projection, *half_mlp) = layers[layer], halves[layer]
-            h = parts["attn"].mix(_gpt_ops.linear(h, *qkv, half_qkv), cache, layer)
-            h, x = _gpt_ops.linear_add_norm(h, projection, x, norm(parts["ln_2"]), p, half_projection)
+            attn, of_norm, both = parts["attn"], norm(parts["ln_2"]), (*qkv, *projection)
+            plain = cache is None and not (training and attn.dropout)
+            if plain and _gpt_ops.finds_bias(h, x, of_norm, p, *both):
+                half = (*half_qkv, *half_projection)
+                h, x = _gpt_ops.attention_add_norm(h, both, attn.n_head, x, of_norm, half)
+            else:
+                h = attn.mix(_gpt_ops.linear(h, *qkv, half_qkv), cache, layer)
+                h, x = _gpt_ops.linear_add_norm(h, projection, x, of_norm, p, half_projection)
             # The norm that comes next is that of the next block, or the last one.
             following = norm(blocks[layer + 1]["ln_1"] if layer + 1 < len(blocks) else modules["ln_f"])
             how, keeps = parts["mlp"]._modules["gelu"].approximate, layer >= self.recomputed_blocks

@@ -93,6 +93,11 @@ def _(
     return qkv.new_empty(qkv.shape)
 
 
+@register_fake("cuda_ops::attention_packed_bias")
+def _(grad_qkv, grad_next_bias, next_weight):
+    return grad_next_bias.new_empty(3 * next_weight.shape[1])
+
+
 attention_forward = operator("attention_forward")
 attention_packed_forward = operator("attention_packed_forward")
 AttentionFunction = autograd_function("attention_forward", "AttentionFunction")

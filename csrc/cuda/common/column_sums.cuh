@@ -1,11 +1,11 @@
-// Sums over the rows of a dense [rows, columns] array: the gradient of what was added to every row.
+// Sums over the rows of an array [rows, columns]: the gradient of what was added to every row.
 //
 // Loads are 16-byte vectors. Where a row is no whole number of them (ten columns in fp16), `fold` rows are taken for
 // one wider row, whose sums are added up `fold` by `fold` in the end, so that rows of any length are read alike. A
 // block has `tile` vectors across and as many wide rows down as its threads then cover, with eight loads in flight in
 // each; its threads' sums are added in shared memory. Rows are split where that makes more blocks: each leaves its sums
 // in the workspace, and a second kernel adds those. The order is fixed, so that results repeat bitwise. A misaligned
-// array goes element by element.
+// array goes element by element, and so does one whose rows lie apart and are no whole vectors.
 //
 // Bound by memory: one read.
 #ifndef CUDA_OPS_COMMON_COLUMN_SUMS_CUH
@@ -20,11 +20,11 @@ static constexpr int64_t WANTED_COLUMN_BLOCKS = 264;
 static constexpr int FEWEST_SPLITS = 4; // with fewer, one block is as fast as two kernels
 static constexpr int MAX_FOLDED_TILE = 128;
 
-// How an array is divided. `width`: vectors of a wide row; `wide_rows`: whole ones. `folds`: whether a block has whole
-// wide rows, so that it adds up their `fold` rows itself.
+// How an array is divided. `width`: vectors of a wide row; `wide_rows`: whole ones, `pitch` elements apart. `folds`:
+// whether a block has whole wide rows, so that it adds up their `fold` rows itself.
 struct column_plan {
     int fold, tile;
-    int64_t width, wide_rows, tiles, splits, split_rows;
+    int64_t width, wide_rows, pitch, tiles, splits, split_rows;
     bool folds;
 
     // Rows of sums that the first kernel leaves for the second one; 1: they are the result.
@@ -34,14 +34,15 @@ struct column_plan {
     }
 };
 
-// `count`: elements of a vector.
-static inline column_plan plan_columns(int64_t rows, int64_t columns, int count)
+// `count`: elements of a vector. `pitch`: from row to row; rows that are apart are whole vectors.
+static inline column_plan plan_columns(int64_t rows, int64_t columns, int count, int64_t pitch)
 {
     column_plan plan = {};
     for (plan.fold = 1; plan.fold * columns % count != 0;)
         plan.fold *= 2;
     plan.width = plan.fold * columns / count;
     plan.wide_rows = rows / plan.fold;
+    plan.pitch = plan.fold * pitch;
     const bool one_tile = plan.fold > 1 && plan.width <= MAX_FOLDED_TILE;
     plan.tiles = one_tile ? 1 : ceil_div(plan.width, count > 1 ? WARP_SIZE : COLUMN_THREADS / 2);
     plan.tile = (int)ceil_div(plan.width, plan.tiles);
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
     __shared__ __align__(16) A shared[COLUMN_THREADS * COUNT];
     __shared__ A phase_sums[COLUMN_THREADS];
     const int height = COLUMN_THREADS / plan.tile, across = threadIdx.x % plan.tile, down = threadIdx.x / plan.tile;
-    const int64_t pitch = plan.width * COUNT;
+    const int64_t wide = plan.width * COUNT;
     wait_for_predecessor();
     release_successor();
     for (int64_t work = blockIdx.x; work < plan.tiles * plan.splits; work += gridDim.x) {
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
 #pragma unroll
                 for (int i = 0; i < ROWS_IN_FLIGHT; i++)
                     if (row + i * height < end)
-                        vectors[i] = *reinterpret_cast<const P *>(input + (row + i * height) * pitch + at);
+                        vectors[i] = *reinterpret_cast<const P *>(input + (row + i * height) * plan.pitch + at);
 #pragma unroll
                 for (int i = 0; i < ROWS_IN_FLIGHT; i++)
                     if (row + i * height < end)
@@ -95,8 +96,8 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
             if (split == plan.splits - 1 && down == 0) // the rows left over from whole wide ones
 #pragma unroll
                 for (int e = 0; e < COUNT; e++)
-                    if (plan.wide_rows * pitch + at + e < rows * columns)
-                        sum[e] += load_as_accumulate(input[plan.wide_rows * pitch + at + e]);
+                    if (plan.wide_rows * wide + at + e < rows * columns)
+                        sum[e] += load_as_accumulate(input[plan.wide_rows * wide + at + e]);
         }
         // The threads' sums, in thread order, are a matrix of `down_count` rows of the block's columns.
 #pragma unroll
@@ -119,22 +120,22 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
                 continue;
             }
             const int64_t to = first * COUNT + i;
-            if (to >= pitch)
+            if (to >= wide)
                 break;
             if (plan.sums() > 1)
-                partials[split * (whole ? columns : pitch) + to] = total;
+                partials[split * (whole ? columns : wide) + to] = total;
             else
                 sums[to] = store_from_accumulate<S>(total);
         }
         __syncthreads();
         const int64_t to = first * COUNT + threadIdx.x;
-        if (phases > 1 && threadIdx.x < block_columns && to < pitch) {
+        if (phases > 1 && threadIdx.x < block_columns && to < wide) {
             A total = 0;
 #pragma unroll 8
             for (int phase = 0; phase < phases; phase++)
                 total += phase_sums[phase * block_columns + threadIdx.x];
             if (plan.sums() > 1)
-                partials[split * (whole ? columns : pitch) + to] = total;
+                partials[split * (whole ? columns : wide) + to] = total;
             else
                 sums[to] = store_from_accumulate<S>(total);
         }
@@ -202,7 +203,7 @@ static inline int64_t column_sums_workspace(int64_t rows, int64_t columns, cuda_
 {
     int64_t most = 1;
     for (int count : {(int)(16 / dtype_size(dtype)), 1}) {
-        const int64_t sums = columns > 0 ? plan_columns(rows, columns, count).sums() : 1;
+        const int64_t sums = columns > 0 ? plan_columns(rows, columns, count, columns).sums() : 1;
         most = sums > most ? sums : most;
     }
     return most > 1 ? most * columns * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
@@ -210,10 +211,10 @@ static inline int64_t column_sums_workspace(int64_t rows, int64_t columns, cuda_
 
 template <typename T, int COUNT, typename S>
 static inline cuda_ops_status column_sums_of_vectors(S *sums, void *workspace, const T *input, int64_t rows,
-                                                     int64_t columns, cudaStream_t stream)
+                                                     int64_t columns, int64_t pitch, cudaStream_t stream)
 {
     accumulate_type<T> *const partials = (accumulate_type<T> *)workspace;
-    const column_plan plan = plan_columns(rows, columns, COUNT);
+    const column_plan plan = plan_columns(rows, columns, COUNT, pitch);
     launch_dependent(column_sums_kernel<T, COUNT, S>, clamp_grid(plan.tiles * plan.splits), COLUMN_THREADS, 0, stream,
                      sums, partials, input, rows, columns, plan);
     const cuda_ops_status status = launch_status();
@@ -222,16 +223,18 @@ static inline cuda_ops_status column_sums_of_vectors(S *sums, void *workspace, c
     return add_column_sums(sums, partials, plan.sums(), columns, stream);
 }
 
-// sums[j] = sum over i of input[i][j]; zeros without rows.
+// sums[j] = sum over i of input[i][j]; zeros without rows. pitch: from row to row, in elements; 0: columns.
 template <typename T, typename S>
 static inline cuda_ops_status column_sums(S *sums, void *workspace, const T *input, int64_t rows, int64_t columns,
-                                          cudaStream_t stream)
+                                          cudaStream_t stream, int64_t pitch = 0)
 {
+    constexpr int COUNT = vector16<T>::size;
+    const int64_t apart = pitch > 0 ? pitch : columns;
     if (columns == 0)
         return CUDA_OPS_SUCCESS;
-    if (is_aligned_16(input))
-        return column_sums_of_vectors<T, vector16<T>::size, S>(sums, workspace, input, rows, columns, stream);
-    return column_sums_of_vectors<T, 1, S>(sums, workspace, input, rows, columns, stream);
+    if (is_aligned_16(input) && (apart == columns || (apart % COUNT == 0 && columns % COUNT == 0)))
+        return column_sums_of_vectors<T, COUNT, S>(sums, workspace, input, rows, columns, apart, stream);
+    return column_sums_of_vectors<T, 1, S>(sums, workspace, input, rows, columns, apart, stream);
 }
 
 #endif
