@@ -6,7 +6,8 @@
 //      is the row's scale / sum: that number is subtracted in place, and the factor is left to what follows, since it
 //      belongs to a row: input is multiplied by it before the product for grad_weight, and the result of the product
 //      for grad_input after. So nothing reads or writes a chunk of exponentials between the products;
-//   3. grad_input = exponentials * weight by gemm; grad_weight += exponentials^T * input.
+//   3. grad_input = exponentials * weight by gemm; grad_weight += exponentials^T * input. Rows of the former are
+//      multiplied by their factors in step 2 of the next chunk, so that the three products follow one another.
 // Where a row has logits that exceed its reference by far (a loss above 30 or so), tiles have references of their own,
 // and step 2 rewrites the row as its gradient. It does so with all rows under label smoothing, which subtracts a number
 // from each class, and in fp16, whose exponents are too few.
@@ -69,8 +70,8 @@ static HeadPlan plan_of(const HeadCall &call)
     plan.partials = place(true, plan.chunk * plan.tiles * (int64_t)sizeof(HeadPartial));
     plan.logit_sums = place(call.label_smoothing > 0, plan.chunk * plan.tiles * 4);
     plan.target_logits = place(true, plan.chunk * 4);
-    plan.references = place(factored, plan.chunk * 4);
-    plan.factors = place(factored, plan.chunk * 4);
+    plan.references = place(factored, call.rows * 4);
+    plan.factors = place(factored, 2 * plan.chunk * 4); // of a chunk and of the one before
     plan.scaled_input = place(factored, plan.chunk * call.in_features * 2);
     plan.product = place(factored, plan.chunk * call.in_features * 4);
     plan.weight = place(call.parameter_dtype != call.dtype, call.classes * call.in_features * 2);
@@ -141,6 +142,31 @@ __global__ void __launch_bounds__(ROW_THREADS)
         references[row] = logit;
 }
 
+// grad_input = factors * product, rows of in_features.
+template <typename T>
+struct head_scaling {
+    T *grad_input;
+    const float *product, *factors;
+    int64_t rows;
+};
+
+// A thread's part of a row: the vectors from `rank` on, `step` apart.
+template <typename T>
+__device__ __forceinline__ void scale_row(const head_scaling<T> &scaling, int64_t row, int64_t vectors, int rank,
+                                          int step)
+{
+    const float factor = scaling.factors[row];
+    for (int64_t i = row * vectors + rank; i < (row + 1) * vectors; i += step) {
+        const float4 first = reinterpret_cast<const float4 *>(scaling.product)[2 * i],
+                     second = reinterpret_cast<const float4 *>(scaling.product)[2 * i + 1];
+        float values[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            values[e] = factor == 0 ? 0.0f : values[e] * factor;
+        store_vector(reinterpret_cast<vector16<T> *>(scaling.grad_input) + i, vector_of<T>(values));
+    }
+}
+
 template <typename T, typename P>
 struct head_rows_work {
     T *exponentials, *scaled_input; // or NULL
@@ -152,13 +178,21 @@ struct head_rows_work {
     const float *logit_sums, *target_logits, *references;
     const T *input;
     const int64_t *target;
-    const P *row_scale; // or NULL
+    const P *row_scale;     // or NULL
+    head_scaling<T> before; // of the chunk before, or no rows
     int64_t rows, first_row, in_features, classes, pitch, tiles, ignore_index;
     float keep, spread, z_loss, softcap;
 };
 
+// Whether it is so for all threads of a group, which is a warp or the block.
+template <int GROUP>
+__device__ __forceinline__ bool is_for_group(bool is)
+{
+    return GROUP == WARP_SIZE ? __all_sync(FULL_WARP, is) : __syncthreads_and(is);
+}
+
 // A group of threads a row, of a chunk that begins at first_row: its loss, and where exponentials are given, its
-// gradient, for which the group is the block.
+// gradient. A warp where little of a row is touched; the block where exponentials are rewritten as a rule.
 template <int GROUP, typename T, typename P>
 __global__ void __launch_bounds__(ROW_THREADS) head_rows_kernel(const __grid_constant__ head_rows_work<T, P> work)
 {
@@ -177,13 +211,23 @@ __global__ void __launch_bounds__(ROW_THREADS) head_rows_kernel(const __grid_con
     log_sum_exp<float> state = log_sum_exp_of_none<float>();
     float logit_sum = 0;
     bool one_reference = true, finite = true;
+    constexpr int PARTS = GROUP == WARP_SIZE ? 8 : 2; // in flight
     if (is_row)
-        for (int64_t i = rank; i < work.tiles; i += GROUP) {
-            const HeadPartial part = partials[i];
-            state = combine(state, log_sum_exp<float>{part.reference, part.sum});
-            one_reference = one_reference && part.reference == reference;
-            finite = finite && part.sum < CUDART_INF_F; // not NaN either
-            logit_sum += work.logit_sums ? work.logit_sums[row * work.tiles + i] : 0.0f;
+        for (int64_t first = rank; first < work.tiles; first += PARTS * GROUP) {
+            HeadPartial parts[PARTS];
+#pragma unroll
+            for (int i = 0; i < PARTS; i++)
+                if (first + i * GROUP < work.tiles)
+                    parts[i] = partials[first + i * GROUP];
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) {
+                if (first + i * GROUP >= work.tiles)
+                    break;
+                state = combine(state, log_sum_exp<float>{parts[i].reference, parts[i].sum});
+                one_reference = one_reference && parts[i].reference == reference;
+                finite = finite && parts[i].sum < CUDART_INF_F; // not NaN either
+                logit_sum += work.logit_sums ? work.logit_sums[row * work.tiles + first + i * GROUP] : 0.0f;
+            }
         }
     state = group_reduce<GROUP, false>(state, scratch);
     if (work.logit_sums)
@@ -206,17 +250,17 @@ __global__ void __launch_bounds__(ROW_THREADS) head_rows_kernel(const __grid_con
         work.row_losses[2 * at] = loss;
         work.row_losses[2 * at + 1] = ignored || bad ? 0 : 1;
     }
-    if constexpr (GROUP == ROW_THREADS) { // a block's only row, so that it exists
+    if (is_row && work.exponentials) { // alike in all of the group
         T *const exponentials = work.exponentials + row * work.pitch;
-        one_reference = __syncthreads_and(one_reference);
-        finite = __syncthreads_and(finite);
+        one_reference = is_for_group<GROUP>(one_reference);
+        finite = is_for_group<GROUP>(finite);
         const float scale = work.row_scale ? load_as_accumulate(work.row_scale[work.first_row + row]) : 1.0f;
         const float per_row = 1.0f + 2.0f * work.z_loss * lse, wanted = scale * per_row;
         float factor = 1;
         if (ignored || bad) {
             factor = 0;
             if (!(work.factors && finite)) // zero times NaN is none
-                for (int64_t i = rank; i < work.pitch / V::size; i += ROW_THREADS)
+                for (int64_t i = rank; i < work.pitch / V::size; i += GROUP)
                     store_vector(reinterpret_cast<V *>(exponentials) + i, vector_of_equal<T, V::size>(0.0f));
         } else {
             const float capped = work.softcap > 0 ? target_logit / work.softcap : 0.0f;
@@ -230,15 +274,15 @@ __global__ void __launch_bounds__(ROW_THREADS) head_rows_kernel(const __grid_con
             } else {
                 const float spread = scale * work.spread;
                 constexpr int IN_FLIGHT = 4;
-                for (int64_t first = rank; first < work.pitch / V::size; first += IN_FLIGHT * ROW_THREADS) {
+                for (int64_t first = rank; first < work.pitch / V::size; first += IN_FLIGHT * GROUP) {
                     V vectors[IN_FLIGHT];
 #pragma unroll
                     for (int i = 0; i < IN_FLIGHT; i++)
-                        if (first + i * ROW_THREADS < work.pitch / V::size)
-                            vectors[i] = reinterpret_cast<const V *>(exponentials)[first + i * ROW_THREADS];
+                        if (first + i * GROUP < work.pitch / V::size)
+                            vectors[i] = reinterpret_cast<const V *>(exponentials)[first + i * GROUP];
 #pragma unroll
                     for (int i = 0; i < IN_FLIGHT; i++) {
-                        const int64_t at = first + i * ROW_THREADS;
+                        const int64_t at = first + i * GROUP;
                         if (at >= work.pitch / V::size)
                             break;
                         static_assert(HEAD_TILE_CLASSES % V::size == 0, "a vector is in one tile");
@@ -251,7 +295,10 @@ __global__ void __launch_bounds__(ROW_THREADS) head_rows_kernel(const __grid_con
                         store_vector(reinterpret_cast<V *>(exponentials) + at, vector_of<T>(values));
                     }
                 }
-                __syncthreads();
+                if (GROUP == WARP_SIZE)
+                    __syncwarp();
+                else
+                    __syncthreads();
                 if (rank == 0)
                     exponentials[t] = store_from_accumulate<T>(
                         derivative * (wanted * exp(target_logit - lse) - spread - scale * work.keep));
@@ -262,7 +309,7 @@ __global__ void __launch_bounds__(ROW_THREADS) head_rows_kernel(const __grid_con
         if (work.scaled_input) {
             const V *const from = reinterpret_cast<const V *>(work.input + row * work.in_features);
             V *const to = reinterpret_cast<V *>(work.scaled_input + row * work.in_features);
-            for (int64_t i = rank; i < work.in_features / V::size; i += ROW_THREADS) {
+            for (int64_t i = rank; i < work.in_features / V::size; i += GROUP) {
                 const V x = from[i];
                 float values[V::size];
 #pragma unroll
@@ -272,25 +319,20 @@ __global__ void __launch_bounds__(ROW_THREADS) head_rows_kernel(const __grid_con
             }
         }
     }
+    if (row < work.before.rows)
+        scale_row(work.before, row, work.in_features / V::size, rank, GROUP);
 }
 
-// grad_input = factors * product, rows of `vectors` vectors.
+// The last chunk's, a warp a row.
 template <typename T>
 __global__ void __launch_bounds__(ROW_THREADS)
-    head_scale_rows_kernel(T *grad_input, const float *product, const float *factors, int64_t rows, int64_t vectors)
+    head_scale_rows_kernel(const __grid_constant__ head_scaling<T> scaling, int64_t vectors)
 {
     release_successor();
     wait_for_predecessor();
-    for (int64_t i = global_thread_index(); i < rows * vectors; i += global_thread_count()) {
-        const float factor = factors[i / vectors];
-        const float4 first = reinterpret_cast<const float4 *>(product)[2 * i],
-                     second = reinterpret_cast<const float4 *>(product)[2 * i + 1];
-        float values[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            values[e] = factor == 0 ? 0.0f : values[e] * factor;
-        store_vector(reinterpret_cast<vector16<T> *>(grad_input) + i, vector_of<T>(values));
-    }
+    const int64_t row = (int64_t)blockIdx.x * (ROW_THREADS / WARP_SIZE) + threadIdx.x / WARP_SIZE;
+    if (row < scaling.rows)
+        scale_row(scaling, row, vectors, threadIdx.x % WARP_SIZE, WARP_SIZE);
 }
 
 // A warp's lanes take 256 classes, the block's warps every eighth row; then their sums are added in order.
@@ -358,18 +400,17 @@ static cuda_ops_status head_chunks(const HeadCall &call, const HeadPlan &plan)
                          dim3(ROW_THREADS), 0, stream, (T *)(space + plan.weight), (const float *)call.weight,
                          call.classes * vectors);
     }
+    const auto warps = [](int64_t rows) { return dim3((unsigned int)ceil_div(rows, ROW_THREADS / WARP_SIZE)); };
+    if (factored)
+        launch_dependent(head_references_kernel<T, P>, warps(call.rows), dim3(ROW_THREADS), 0, stream,
+                         floats(plan.references), (const T *)call.input, weight, (const P *)call.bias, call.target,
+                         call.rows, k, call.classes, call.ignore_index, (float)call.softcap);
     cuda_ops_status status = launch_status();
+    head_scaling<T> scaling = {};
     for (int64_t first = 0; first < call.rows && status == CUDA_OPS_SUCCESS; first += plan.chunk) {
         const int64_t rows = call.rows - first < plan.chunk ? call.rows - first : plan.chunk;
         const T *const input = (const T *)call.input + first * k;
-        if (factored) {
-            launch_dependent(head_references_kernel<T, P>, dim3((unsigned int)ceil_div(rows, ROW_THREADS / WARP_SIZE)),
-                             dim3(ROW_THREADS), 0, stream, floats(plan.references), input, weight, (const P *)call.bias,
-                             call.target + first, rows, k, call.classes, call.ignore_index, (float)call.softcap);
-            status = launch_status();
-            if (status != CUDA_OPS_SUCCESS)
-                break;
-        }
+        float *const factors = floats(plan.factors) + first / plan.chunk % 2 * plan.chunk;
         const HeadLogits logits = {exponentials,
                                    partials,
                                    logit_sums,
@@ -377,7 +418,7 @@ static cuda_ops_status head_chunks(const HeadCall &call, const HeadPlan &plan)
                                    input,
                                    weight,
                                    call.bias,
-                                   factored ? floats(plan.references) : nullptr,
+                                   factored ? floats(plan.references) + first : nullptr,
                                    call.target + first,
                                    rows,
                                    k,
@@ -393,25 +434,25 @@ static cuda_ops_status head_chunks(const HeadCall &call, const HeadPlan &plan)
         head_rows_work<T, P> work = {};
         work.exponentials = exponentials;
         work.scaled_input = factored && call.grad_weight ? (T *)(space + plan.scaled_input) : nullptr;
-        work.factors = factored ? floats(plan.factors) : nullptr;
+        work.factors = factored ? factors : nullptr;
         work.row_losses = row_losses;
         work.losses = reduced ? nullptr : (P *)call.losses;
         work.error = call.error;
         work.partials = partials, work.logit_sums = logit_sums, work.target_logits = floats(plan.target_logits);
-        work.references = floats(plan.references);
+        work.references = floats(plan.references) + first;
         work.input = input, work.target = call.target, work.row_scale = (const P *)call.row_scale;
         work.rows = rows, work.first_row = first, work.in_features = k, work.classes = call.classes;
         work.pitch = plan.pitch, work.tiles = plan.tiles, work.ignore_index = call.ignore_index;
         work.keep = (float)(1 - call.label_smoothing);
         work.spread = (float)(call.label_smoothing / (double)call.classes);
         work.z_loss = (float)call.z_loss, work.softcap = (float)call.softcap;
-        if (exponentials)
+        work.before = scaling;
+        if (exponentials && !factored)
             launch_dependent(head_rows_kernel<ROW_THREADS, T, P>, dim3((unsigned int)rows), dim3(ROW_THREADS), 0,
                              stream, work);
         else
-            launch_dependent(head_rows_kernel<WARP_SIZE, T, P>,
-                             dim3((unsigned int)ceil_div(rows, ROW_THREADS / WARP_SIZE)), dim3(ROW_THREADS), 0, stream,
-                             work);
+            launch_dependent(head_rows_kernel<WARP_SIZE, T, P>, warps(rows > scaling.rows ? rows : scaling.rows),
+                             dim3(ROW_THREADS), 0, stream, work);
         status = launch_status();
         if (status == CUDA_OPS_SUCCESS && call.grad_input) {
             T *const grad_input = (T *)call.grad_input + first * k;
@@ -419,12 +460,8 @@ static cuda_ops_status head_chunks(const HeadCall &call, const HeadPlan &plan)
             void *const product = factored ? (void *)floats(plan.product) : (void *)grad_input;
             status = cuda_ops_gemm_cuda(product, exponentials, weight, nullptr, space + plan.gemm, &problem,
                                         CUDA_OPS_GEMM_FASTEST, stream);
-            if (status == CUDA_OPS_SUCCESS && factored) {
-                launch_dependent(head_scale_rows_kernel<T>, dim3(clamp_grid(ceil_div(rows * vectors, ROW_THREADS))),
-                                 dim3(ROW_THREADS), 0, stream, grad_input, (const float *)product,
-                                 (const float *)floats(plan.factors), rows, vectors);
-                status = launch_status();
-            }
+            if (factored)
+                scaling = {grad_input, floats(plan.product), factors, rows};
         }
         if (status == CUDA_OPS_SUCCESS && call.grad_weight) {
             const bool last = first + rows == call.rows, rounds = rounds_weight_gradient(call);
@@ -447,6 +484,11 @@ static cuda_ops_status head_chunks(const HeadCall &call, const HeadPlan &plan)
                              (const float *)work.factors, rows, call.classes, plan.pitch, first > 0);
             status = launch_status();
         }
+    }
+    if (status == CUDA_OPS_SUCCESS && scaling.rows > 0) {
+        launch_dependent(head_scale_rows_kernel<T>, warps(scaling.rows), dim3(ROW_THREADS), 0, stream, scaling,
+                         vectors);
+        status = launch_status();
     }
     return status == CUDA_OPS_SUCCESS && reduced ? head_reduce_rows(call, row_losses) : status;
 }
