@@ -253,6 +253,68 @@ def test_layers_with_the_norm_behind_them(device, with_bias):
         assert torch.autograd.gradgradcheck(function, arguments)
 
 
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_attention_with_its_layers_and_the_norm_behind_them(device, with_bias):
+    """Likewise; the gradient of the first bias, of which the keys' part is zero, is that of its sums."""
+    heads, features = 2, 4
+    shapes = [(2, 3, features)] * 2 + [(3 * features, features), (3 * features,), (features, features), (features,)]
+    input, residual, weight, bias, next_weight, next_bias = (
+        torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True) for shape in shapes
+    )
+    norm_weight, norm_bias = layer_arguments(1, 4, 4, device)[2::2]
+    if not with_bias:
+        bias = next_bias = None
+
+    def fused(*arguments):
+        return _gpt_ops.RoundedAttentionAddNorm.apply(*arguments[:3], 1e-5, heads, *arguments[3:])
+
+    def chain(residual, norm_weight, norm_bias, input, weight, bias, next_weight, next_bias):
+        parts = torch.nn.functional.linear(input, weight, bias).view(2, 3, 3, heads, 2).permute(2, 0, 3, 1, 4)
+        mixed = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2)
+        total = residual + torch.nn.functional.linear(mixed, next_weight, next_bias)
+        return torch.nn.functional.layer_norm(total, (features,), norm_weight, norm_bias), total
+
+    arguments = [residual, norm_weight, norm_bias, input, weight, bias, next_weight, next_bias]
+    there = [argument for argument in arguments if argument is not None]
+    for grads in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0)):
+        results = []
+        for outputs in (fused(*arguments), chain(*arguments)):
+            loss = sum(scale * output.square().sum() for scale, output in zip(grads, outputs, strict=True) if scale)
+            results.append([*outputs, *torch.autograd.grad(loss, there, allow_unused=True, materialize_grads=True)])
+        for actual, expected in zip(*results, strict=True):
+            assert_close(actual, expected, 1e-10)
+    assert torch.autograd.gradcheck(fused, arguments)
+    assert torch.autograd.gradgradcheck(fused, arguments)
+
+
+def test_the_table_of_tokens_has_one_gradient(device):
+    """In float64, and of halves bit by bit: what the embedding gives is added to what the head gives."""
+    tokens = torch.tensor([[1, 4, 1], [0, 1, 4]], device=device)
+    tables = [torch.randn(rows, 5, dtype=torch.float64, device=device, requires_grad=True) for rows in (7, 4)]
+    for dtype in (torch.float64, torch.bfloat16):
+        if dtype == torch.bfloat16:
+            tables = [table.detach().float().requires_grad_() for table in tables]
+        results = []
+        for is_one in (True, False):
+            x, table = tables[0], tables[0]
+            if is_one:
+                x, table = _gpt_ops.TiedEmbedding.apply(tokens, *tables, dtype)
+            else:
+                x = _gpt_ops.functional.token_position_embedding(tokens, *tables, dtype)
+            loss = x.square().sum() + (table * table).sum()
+            results.append([x, *torch.autograd.grad(loss, tables)])
+        for actual, expected in zip(*results, strict=True):
+            assert torch.equal(actual, expected)
+        apart = _gpt_ops.TiedEmbedding.apply(tokens, *tables, dtype)
+        for output, least in ((apart[0], 2), (apart[1], 1)):  # a gradient may come for either
+            grads = torch.autograd.grad(output.sum(), tables, allow_unused=True, retain_graph=True)
+            assert sum(grad is not None for grad in grads) == least
+    tables = [table.detach().double().requires_grad_() for table in tables]
+    assert torch.autograd.gradgradcheck(
+        lambda *t: [y * y for y in _gpt_ops.TiedEmbedding.apply(tokens, *t, torch.float64)], tables
+    )
+
+
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_the_norm_behind_the_embeddings(device, p):
     """Of dropout's output, and that output, whose gradients the norm's backward adds: as the two functions one after

@@ -112,8 +112,10 @@ static void check_table_size(const char *op, at::IntArrayRef size)
                                 ": expected size to have less than 2^31 - 1 rows, got ", size);
 }
 
-static Tensor embedding_backward(const Tensor &grad_output, const Tensor &input, at::IntArrayRef size,
-                                 at::ScalarType weight_dtype, int64_t padding_idx, bool scale_grad_by_freq)
+// Into grad_weight, which is added to where `accumulate` says so, or a new one.
+static Tensor embedding_gradient(const Tensor &grad_output, const Tensor &input, at::IntArrayRef size,
+                                 at::ScalarType weight_dtype, int64_t padding_idx, bool scale_grad_by_freq,
+                                 Tensor grad_weight, bool accumulate)
 {
     const char *op = "embedding_backward";
     // The launches on CUDA alone ask for it.
@@ -129,7 +131,8 @@ static Tensor embedding_backward(const Tensor &grad_output, const Tensor &input,
     const Tensor g = grad_output.contiguous(), i = input.contiguous();
     const int64_t count = i.numel(), rows = size[0], cols = size[1];
     const int index_bytes = static_cast<int>(i.element_size());
-    Tensor grad_weight = empty(size, g.options().dtype(weight_dtype));
+    if (!grad_weight.defined())
+        grad_weight = empty(size, g.options().dtype(weight_dtype));
     if (g.is_cuda())
         embedding_index_errors.record(); // raises what forward found, if it is known by now
     if (grad_weight.numel() == 0)
@@ -139,8 +142,8 @@ static Tensor embedding_backward(const Tensor &grad_output, const Tensor &input,
             g, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_embedding_backward_workspace_cuda(count, rows, cols, output_dtype)));
         CUDA_OPS_LAUNCH(op, cuda_ops_embedding_backward_cuda(grad_weight.data_ptr(), workspace.data_ptr(),
                                                              g.const_data_ptr(), i.const_data_ptr(), index_bytes, count,
-                                                             rows, cols, padding_idx, scale_grad_by_freq, dtype,
-                                                             output_dtype, current_stream(op)));
+                                                             rows, cols, padding_idx, scale_grad_by_freq, accumulate,
+                                                             dtype, output_dtype, current_stream(op)));
         return grad_weight;
     }
     check_indices_cpu(embedding_index_errors, i, rows);
@@ -156,6 +159,29 @@ static Tensor embedding_backward(const Tensor &grad_output, const Tensor &input,
         },
         writes(grad_weight, cols));
     return grad_weight;
+}
+
+static Tensor embedding_backward(const Tensor &grad_output, const Tensor &input, at::IntArrayRef size,
+                                 at::ScalarType weight_dtype, int64_t padding_idx, bool scale_grad_by_freq)
+{
+    return embedding_gradient(grad_output, input, size, weight_dtype, padding_idx, scale_grad_by_freq, Tensor(), false);
+}
+
+// Adds the gradient to grad_weight, of which only the rows that `input` names are touched.
+static void embedding_backward_add(const Tensor &grad_weight, const Tensor &grad_output, const Tensor &input)
+{
+    const char *const op = "embedding_backward_add";
+    check_same_device(op, "grad_weight", grad_weight, "grad_output", grad_output);
+    const auto gradient = [&](const Tensor &to) {
+        return embedding_gradient(grad_output, input, grad_weight.sizes(), grad_weight.scalar_type(), -1, false, to,
+                                  to.defined());
+    };
+    if (grad_weight.is_cuda() && grad_weight.is_contiguous()) {
+        gradient(grad_weight);
+    } else {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        grad_weight.add_(gradient(Tensor()));
+    }
 }
 
 // Gradients and tangents of the two, composed of the ops, by way of the dispatcher.
@@ -320,6 +346,10 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("embedding_backward_grad_output(Tensor grad, Tensor input, ScalarType dtype, int padding_idx, bool "
                 "scale_grad_by_freq) -> Tensor",
                 cuda_ops::embedding_backward_grad_output);
+    library.def("embedding_backward_add(Tensor(a!) grad_weight, Tensor grad_output, Tensor input) -> ()");
+    CUDA_OPS_IMPLEMENT(library, "embedding_backward_add", cuda_ops::embedding_backward_add);
+    // It is called where no gradients are recorded (cuda_ops/models/_gpt_ops.py).
+    library.impl("embedding_backward_add", c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough());
     CUDA_OPS_IMPLEMENT(library, "embedding_forward", cuda_ops::embedding_forward);
     CUDA_OPS_VMAP(library, "embedding_forward", "input");
     CUDA_OPS_IMPLEMENT(library, "embedding_backward", cuda_ops::embedding_backward);

@@ -6,6 +6,7 @@ import math
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 
 from .. import functional
 from .._library import problem
@@ -20,17 +21,21 @@ if problem is None:
     from ..ops.linear import linear_backward_bias, linear_backward_input, linear_backward_weight, linear_forward
     from ..ops.linear_gelu import linear_gelu_backward
     from ..ops.round_list import round_list
+    from ..ops.token_position_embedding import token_position_embedding_forward
 
     attention_packed_backward = operator("attention_packed_backward")
     attention_packed_bias = operator("attention_packed_bias")
     attention_packed_gradients = operator("attention_packed_gradients")
     dropout_backward = operator("dropout_backward")
+    embedding_backward = operator("embedding_backward")
+    embedding_backward_add = operator("embedding_backward_add")
     gelu_linear_backward = operator("gelu_linear_backward")
     layer_norm_backward = operator("layer_norm_backward")
     layer_norm_backward_with_sums = operator("layer_norm_backward_with_sums")
     linear_backward_float32_bias = operator("linear_backward_float32_bias")
     linear_backward_float32_weight = operator("linear_backward_float32_weight")
     linear_gelu_forward = operator("linear_gelu_forward")
+    position_embedding_backward = operator("position_embedding_backward")
 
 MEAN, IGNORED = 1, -100
 """cross_entropy's defaults, as its op takes them."""
@@ -253,9 +258,7 @@ class RoundedAttentionAddNorm(torch.autograd.Function):
         outputs, of_norm = add_norm_and_saved(added, residual, norm_weight, norm_bias, eps)
         ctx.eps, ctx.heads = eps, heads
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            *of_norm, input, weight, bias, first, next_weight, second, qkv, output, logsumexp, state
-        )
+        ctx.save_for_backward(*of_norm, input, weight, bias, first, next_weight, second, qkv, output, logsumexp, state)
         return outputs
 
     @staticmethod
@@ -314,6 +317,33 @@ class RoundedMLPAddNorm(torch.autograd.Function):
         return *where(wanted, grad, grad_weight, grad_bias), None, *grads, *(None,) * 6
 
 
+class TiedEmbedding(torch.autograd.Function):
+    """token_position_embedding, and the table of tokens for the head, whose gradient of it is a tensor of its own:
+    backward adds what the embedding gives to that, which touches the rows of the tokens that there are alone."""
+
+    @staticmethod
+    def forward(ctx, tokens, table, positions, dtype):
+        ctx.of_table, ctx.of_positions = (table.shape, table.dtype), (positions.shape, positions.dtype)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(tokens)
+        return token_position_embedding_forward(tokens, table, positions, dtype), table.view_as(table)
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_table):
+        (tokens,) = ctx.saved_tensors
+        if grad_output is None:
+            return None, grad_table, None, None
+        if grad_table is None or torch.is_grad_enabled() or not grad_table.is_contiguous():
+            grad = embedding_backward(grad_output, tokens, *ctx.of_table, -1, False)
+            grad_table = grad if grad_table is None else grad_table + grad
+        else:
+            embedding_backward_add(grad_table, grad_output, tokens)
+        grad_positions = (
+            position_embedding_backward(grad_output, *ctx.of_positions) if ctx.needs_input_grad[2] else None
+        )
+        return None, grad_table, grad_positions, None
+
+
 class DroppedNorm(torch.autograd.Function):
     """layer_norm of dropout's output, and that output: (norm, dropped). The norm's backward adds the gradients of the
     two."""
@@ -365,6 +395,14 @@ def halves_of(like: Tensor, layers: list) -> list:
         return [[() for _ in block] for block in layers]
     made = iter(round_list(there, like.dtype))
     return [[tuple(None if t is None else next(made) for t in layer) for layer in block] for block in layers]
+
+
+def embedding(tokens: Tensor, table: Tensor, positions: Tensor, dtype: torch.dtype | None, is_tied: bool) -> tuple:
+    """token_position_embedding, and the table as the head is to take it, whose weight it is where it `is_tied`."""
+    halves = table.is_cuda and table.dtype == torch.float32 and dtype in (torch.float16, torch.bfloat16)
+    if is_tied and halves and table.requires_grad and torch.is_grad_enabled() and not is_compiling():
+        return TiedEmbedding.apply(tokens, table, positions, dtype)
+    return functional.token_position_embedding(tokens, table, positions, dtype), table
 
 
 def dropped_norm(input: Tensor, norm: tuple, p: float) -> tuple[Tensor, Tensor]:

@@ -345,8 +345,10 @@ class GPT(torch.nn.Module):
             return module.normalized_shape, parameter(module, "weight"), parameter(module, "bias"), module.eps
 
         begin = cache.length if cache else 0
-        tokens, positions = parameter(modules["wte"], "weight"), parameter(modules["wpe"], "weight")
-        x = functional.token_position_embedding(input, tokens, positions[begin:] if begin else positions, dtype)
+        table, positions = parameter(modules["wte"], "weight"), parameter(modules["wpe"], "weight")
+        weight = parameter(self._modules["lm_head"], "weight")
+        is_tied = targets is not None and weight is table
+        x, of_head = _gpt_ops.embedding(input, table, positions[begin:] if begin else positions, dtype, is_tied)
         blocks = [block._modules for block in modules["h"]._modules.values()]
         # In the order of a block: attention's two layers, and those of the MLP.
         layers = [
@@ -374,9 +376,8 @@ class GPT(torch.nn.Module):
             how, keeps = parts["mlp"]._modules["gelu"].approximate, layer >= self.recomputed_blocks
             both, half = (*mlp[0], *mlp[1]), (*half_mlp[0], *half_mlp[1])
             h, x = _gpt_ops.mlp_add_norm(h, both, how, x, following, p, keeps, half)
-        weight = parameter(self._modules["lm_head"], "weight")
         if targets is not None:
-            return _gpt_ops.head_loss(h, weight, targets)
+            return _gpt_ops.head_loss(h, of_head if is_tied else weight, targets)
         return _gpt_ops.linear(h if cache is None else h[:, -1:], weight, None)
 
     @without_grad

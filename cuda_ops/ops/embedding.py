@@ -30,6 +30,11 @@ def _(grad_output, input, size, dtype, padding_idx, scale_grad_by_freq):
     return grad_output.new_empty(size, dtype=dtype)
 
 
+@register_fake("cuda_ops::embedding_backward_add")
+def _(grad_weight, grad_output, input):
+    return None
+
+
 embedding_forward = operator("embedding_forward")
 EmbeddingFunction = autograd_function("embedding_forward", "EmbeddingFunction")
 

@@ -93,6 +93,31 @@ def test_half_outputs_of_float32_weights(dtype, cols, batch):
         assert_close(grad, wanted, 2e-6)
 
 
+# Rows that many tokens name are added up by chunks.
+@pytest.mark.parametrize("cols", [5, 768])
+@pytest.mark.parametrize("count", [7, 2000])
+def test_a_gradient_that_is_added_to(device_dtype, cols, count):
+    """To the last bit, in the dtype of the table; rows that no index names stay as they are."""
+    device, dtype = device_dtype
+    indices = torch.randint(0, 11, (count,), device=device)
+    grad_output = torch.randn(count, cols, device=device).to(dtype)
+    for table in {dtype, torch.float32} if dtype in (torch.float16, torch.bfloat16) else {dtype}:
+        before = torch.randn(20, cols, device=device).to(table)
+        before[15] = float("nan")
+        added = torch.ops.cuda_ops.embedding_backward(grad_output, indices, [20, cols], table, -1, False)
+
+        grad_weight = before.clone()
+        torch.ops.cuda_ops.embedding_backward_add(grad_weight, grad_output, indices)
+        assert torch.equal(grad_weight[11:].nan_to_num(7.0), before[11:].nan_to_num(7.0))
+        if table == grad_output.dtype and table in (torch.float16, torch.bfloat16):
+            assert_close(grad_weight[:11], (before.double() + added.double())[:11], 1e-2)
+        else:
+            assert torch.equal(grad_weight[:11], (before + added)[:11])
+        rows_apart = torch.stack([before, before], 1)[:, 0]
+        torch.ops.cuda_ops.embedding_backward_add(rows_apart, grad_output, indices)
+        assert_close(rows_apart[:11], grad_weight[:11].double(), 1e-2)
+
+
 def test_the_module_is_that_of_pytorch(device):
     for options in ({}, {"padding_idx": 3}, {"scale_grad_by_freq": True}):
         ours, theirs = cuda_ops.nn.Embedding(7, 6, **options), torch.nn.Embedding(7, 6, **options)

@@ -126,13 +126,12 @@ static void cuda_embed_backward(gpt2_device *device, float *grad_tokens, float *
 {
     cuda *self = (cuda *)device;
     const int64_t count = s->batch * s->end;
+    (void)scratch;
     void *space =
         workspace(self, (int64_t)cuda_ops_embedding_backward_workspace_cuda(count, vocab_size, features, F32));
     check("embedding backward",
-          cuda_ops_embedding_backward_cuda(scratch, space, grad_output, tokens, sizeof *tokens, count, vocab_size,
-                                           features, -1, 0, F32, self->dtype, self->base.stream));
-    check("add2",
-          cuda_ops_add2_forward_cuda(grad_tokens, grad_tokens, scratch, vocab_size * features, F32, self->base.stream));
+          cuda_ops_embedding_backward_cuda(grad_tokens, space, grad_output, tokens, sizeof *tokens, count, vocab_size,
+                                           features, -1, 0, 1, F32, self->dtype, self->base.stream));
     space =
         workspace(self, (int64_t)cuda_ops_position_embedding_backward_workspace_cuda(s->batch, s->end, features, F32));
     check("embedding backward",

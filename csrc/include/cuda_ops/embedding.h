@@ -59,10 +59,11 @@ cuda_ops_status cuda_ops_embedding_forward_cuda(void *output, cuda_ops_index_err
                                                 int64_t cols, cuda_ops_dtype dtype, cuda_ops_stream stream);
 /* Bytes of device memory, aligned to 16, that backward needs. */
 size_t cuda_ops_embedding_backward_workspace_cuda(int64_t count, int64_t rows, int64_t cols, cuda_ops_dtype dtype);
+/* accumulate: what is in grad_weight is added to; else it is overwritten. */
 cuda_ops_status cuda_ops_embedding_backward_cuda(void *grad_weight, void *workspace, const void *grad_output,
                                                  const void *indices, int index_bytes, int64_t count, int64_t rows,
                                                  int64_t cols, int64_t padding_index, int scale_by_frequency,
-                                                 cuda_ops_dtype dtype, cuda_ops_dtype output_dtype,
+                                                 int accumulate, cuda_ops_dtype dtype, cuda_ops_dtype output_dtype,
                                                  cuda_ops_stream stream);
 
 cuda_ops_status cuda_ops_token_position_embedding_forward_cuda(void *output, cuda_ops_index_error *error,
