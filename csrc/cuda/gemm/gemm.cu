@@ -227,6 +227,23 @@ static double row_nanoseconds(int64_t pitch)
 // operand that is stored along them.
 static constexpr double LARGE = 6e10, MOVES_MORE = 1.12, LOADS_128_COLUMNS = 1.27;
 
+// Gradients of weights of so many rows: both operands are stored along m and n, and come from device memory. There the
+// tile of 192 columns, and the one of 128 whose blocks lie side by side, take longer than their times say, the latter
+// most where the rows of neither operand are multiples of 512 bytes.
+static constexpr int64_t MANY_ROWS = 8192;
+static constexpr int TILE_SIDE_BY_SIDE = 10;
+static constexpr double BY_192 = 1.03, SIDE_BY_SIDE = 1.15, SIDE_BY_SIDE_ODD_ROWS = 1.45;
+
+static double slower_of_many_rows(const GemmTime &t, const cuda_ops_gemm_problem &p)
+{
+    const int64_t size = dtype_size(p.dtype);
+    if (!p.transpose_a || p.transpose_b || p.k < MANY_ROWS)
+        return 1;
+    if (t.tile == TILE_SIDE_BY_SIDE)
+        return p.lda * size % 512 != 0 && p.ldb * size % 512 != 0 ? SIDE_BY_SIDE_ODD_ROWS : SIDE_BY_SIDE;
+    return t.tile == TILE_OF_192_COLUMNS ? BY_192 : 1;
+}
+
 static double slower_in_place(const GemmTime &t, const cuda_ops_gemm_problem &p, bool transposed)
 {
     if (t.path != GEMM_SM90 || p.dtype == CUDA_OPS_FLOAT32)
@@ -234,7 +251,7 @@ static double slower_in_place(const GemmTime &t, const cuda_ops_gemm_problem &p,
     if (t.n == 80)
         return (transposed ? p.transpose_a : !p.transpose_b) ? LOADS_128_COLUMNS : 1;
     const double products = (double)p.batch * (double)p.m * (double)p.n * (double)p.k;
-    return products >= LARGE && t.m * t.n <= 128 * 128 ? MOVES_MORE : 1;
+    return slower_of_many_rows(t, p) * (products >= LARGE && t.m * t.n <= 128 * 128 ? MOVES_MORE : 1);
 }
 
 // The rows that are loaded of a tile's `lines` of an operand, for 128 bytes of k. Stored along the lines, there is one
