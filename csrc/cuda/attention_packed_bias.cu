@@ -8,6 +8,8 @@
 
 static constexpr int THREADS = 512, WARPS = THREADS / WARP_SIZE;
 
+// Runs beside the first kernel of the sums, which began only when all before it had ended: so nothing is waited for here
+// before grad_next_bias is read.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     attention_packed_bias_kernel(accumulate_type<T> *grad_bias, const accumulate_type<T> *grad_next_bias,
@@ -17,7 +19,6 @@ __global__ void __launch_bounds__(THREADS)
     constexpr int IN_FLIGHT = 16;
     __shared__ A shared[WARPS][WARP_SIZE];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    wait_for_predecessor();
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * WARP_SIZE; first < features; first += (int64_t)gridDim.x * WARP_SIZE) {
         const int64_t column = first + lane;
@@ -48,6 +49,7 @@ __global__ void __launch_bounds__(THREADS)
         }
         __syncthreads();
     }
+    wait_for_predecessor(); // the kernel behind this one reads what the one before leaves
 }
 
 extern "C" int64_t cuda_ops_attention_packed_bias_workspace_cuda(int64_t rows, int64_t features, cuda_ops_dtype dtype)
@@ -65,13 +67,11 @@ extern "C" cuda_ops_status cuda_ops_attention_packed_bias_cuda(void *grad_bias, 
         return CUDA_OPS_SUCCESS;
     CUDA_OPS_DISPATCH(dtype, T, {
         typedef accumulate_type<T> A;
-        launch_dependent(attention_packed_bias_kernel<T>, dim3(clamp_grid(ceil_div(features, WARP_SIZE))),
-                         dim3(THREADS), 0, stream, (A *)grad_bias, (const A *)grad_next_bias, (const T *)next_weight,
-                         features, outputs);
-        const cuda_ops_status status = launch_status();
-        return status == CUDA_OPS_SUCCESS
-                   ? column_sums((A *)grad_bias, workspace, (const T *)grad_qkv, rows, features, stream, 3 * features)
-                   : status;
+        return column_sums((A *)grad_bias, workspace, (const T *)grad_qkv, rows, features, stream, 3 * features, [=] {
+            launch_dependent(attention_packed_bias_kernel<T>, dim3(clamp_grid(ceil_div(features, WARP_SIZE))),
+                             dim3(THREADS), 0, stream, (A *)grad_bias, (const A *)grad_next_bias,
+                             (const T *)next_weight, features, outputs);
+        });
     });
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }

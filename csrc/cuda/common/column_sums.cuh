@@ -209,32 +209,41 @@ static inline int64_t column_sums_workspace(int64_t rows, int64_t columns, cuda_
     return most > 1 ? most * columns * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
 }
 
-template <typename T, int COUNT, typename S>
+struct nothing_between {
+    void operator()() const
+    {
+    }
+};
+
+template <typename T, int COUNT, typename S, typename Between>
 static inline cuda_ops_status column_sums_of_vectors(S *sums, void *workspace, const T *input, int64_t rows,
-                                                     int64_t columns, int64_t pitch, cudaStream_t stream)
+                                                     int64_t columns, int64_t pitch, cudaStream_t stream,
+                                                     const Between &between)
 {
     accumulate_type<T> *const partials = (accumulate_type<T> *)workspace;
     const column_plan plan = plan_columns(rows, columns, COUNT, pitch);
     launch_dependent(column_sums_kernel<T, COUNT, S>, clamp_grid(plan.tiles * plan.splits), COLUMN_THREADS, 0, stream,
                      sums, partials, input, rows, columns, plan);
+    between();
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || plan.sums() == 1)
         return status;
     return add_column_sums(sums, partials, plan.sums(), columns, stream);
 }
 
-// sums[j] = sum over i of input[i][j]; zeros without rows. pitch: from row to row, in elements; 0: columns.
-template <typename T, typename S>
+// sums[j] = sum over i of input[i][j]; zeros without rows. pitch: from row to row, in elements; 0: columns. between: called
+// behind the first kernel's launch, to launch what may run beside it.
+template <typename T, typename S, typename Between = nothing_between>
 static inline cuda_ops_status column_sums(S *sums, void *workspace, const T *input, int64_t rows, int64_t columns,
-                                          cudaStream_t stream, int64_t pitch = 0)
+                                          cudaStream_t stream, int64_t pitch = 0, const Between &between = Between())
 {
     constexpr int COUNT = vector16<T>::size;
     const int64_t apart = pitch > 0 ? pitch : columns;
     if (columns == 0)
         return CUDA_OPS_SUCCESS;
     if (is_aligned_16(input) && (apart == columns || (apart % COUNT == 0 && columns % COUNT == 0)))
-        return column_sums_of_vectors<T, COUNT, S>(sums, workspace, input, rows, columns, apart, stream);
-    return column_sums_of_vectors<T, 1, S>(sums, workspace, input, rows, columns, apart, stream);
+        return column_sums_of_vectors<T, COUNT, S>(sums, workspace, input, rows, columns, apart, stream, between);
+    return column_sums_of_vectors<T, 1, S>(sums, workspace, input, rows, columns, apart, stream, between);
 }
 
 #endif
