@@ -47,6 +47,13 @@ static cuda_ops_gemm_problem grad_input_product(const HeadCall &call, const Head
     return p;
 }
 
+// What gemm takes of operands that are aligned: all are, where D is in the workspace. Its query for a workspace without a
+// plan counts what those that are not may come to need, a hundred megabytes for 4096 rows.
+static bool knows_plan(const cuda_ops_gemm_problem &problem, cuda_ops_gemm_plan *plan)
+{
+    return cuda_ops_gemm_plan_cuda(plan, &problem, CUDA_OPS_GEMM_FASTEST) == CUDA_OPS_SUCCESS;
+}
+
 static HeadPlan plan_of(const HeadCall &call)
 {
     HeadPlan plan = {};
@@ -78,8 +85,13 @@ static HeadPlan plan_of(const HeadCall &call)
     int64_t gemm = 0;
     const int64_t last = call.rows % plan.chunk;
     for (const int64_t rows : {plan.chunk, last}) {
+        if (!gradient || rows == 0)
+            continue;
         const cuda_ops_gemm_problem p = grad_input_product(call, plan, rows);
-        const int64_t needed = gradient && rows > 0 ? cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST) : 0;
+        cuda_ops_gemm_plan chosen;
+        const int64_t needed = factored && knows_plan(p, &chosen)
+                                   ? cuda_ops_gemm_planned_workspace_cuda(&p, &chosen)
+                                   : cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);
         gemm = needed > gemm ? needed : gemm;
     }
     plan.gemm = place(gemm > 0, gemm);
@@ -458,8 +470,12 @@ static cuda_ops_status head_chunks(const HeadCall &call, const HeadPlan &plan)
             T *const grad_input = (T *)call.grad_input + first * k;
             const cuda_ops_gemm_problem problem = grad_input_product(call, plan, rows);
             void *const product = factored ? (void *)floats(plan.product) : (void *)grad_input;
-            status = cuda_ops_gemm_cuda(product, exponentials, weight, nullptr, space + plan.gemm, &problem,
-                                        CUDA_OPS_GEMM_FASTEST, stream);
+            cuda_ops_gemm_plan chosen;
+            status = factored && knows_plan(problem, &chosen)
+                         ? cuda_ops_gemm_planned_cuda(product, exponentials, weight, nullptr, space + plan.gemm,
+                                                      &problem, &chosen, stream)
+                         : cuda_ops_gemm_cuda(product, exponentials, weight, nullptr, space + plan.gemm, &problem,
+                                              CUDA_OPS_GEMM_FASTEST, stream);
             if (factored)
                 scaling = {grad_input, floats(plan.product), factors, rows};
         }
