@@ -48,7 +48,7 @@ class Variant:
     graph: bool = False
     compiled: bool = False
     recomputed: float = 0.0
-    """Share of the blocks that make gelu's output again in backward."""
+    """Share of the blocks that make gelu's output again in backward, where it is more than the recipe's."""
 
     @property
     def ours(self) -> bool:
@@ -86,7 +86,7 @@ class Race:
 def make_step(variant: Variant, recipe: Recipe, precision: str, device, source=None) -> GraphedStep:
     """A variant's model and optimizer as a step; `source` makes its batch, where it is not handed over."""
     backend = get_backend(variant.backend)
-    recomputed = int(variant.recomputed * recipe.config.n_layer)
+    recomputed = max(int(variant.recomputed * recipe.config.n_layer), recipe.recomputed_blocks)
     model = GPT(variant.backend, recipe.config, recomputed_blocks=recomputed).to(device)
     parameters = list(model.parameters())
     optimizer = backend.optim.AdamW(

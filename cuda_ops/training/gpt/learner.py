@@ -53,7 +53,7 @@ class Learner:
         self.memory = MemoryMeter(device)
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         with device:  # which draws the numbers that `state` takes the place of in less time than the CPU
-            model = GPT(backend.name, recipe.config)
+            model = GPT(backend.name, recipe.config, min(recipe.recomputed_blocks, recipe.config.n_layer))
         self.model = model.to(device, settings.parameter_dtype)
         self.model.load_state_dict(state, strict=True)
         world.shard(self.model, device)

@@ -37,12 +37,14 @@ class Recipe:
     """Of the norm of all gradients."""
     precision: str = "fp32"
     seed: int = 0
+    recomputed_blocks: int = 0
+    """Of GPT: less memory for some time; the weights are the same."""
 
 
-def _gpt2(layers: int, heads: int, features: int, batch: int) -> Recipe:
+def _gpt2(layers: int, heads: int, features: int, batch: int, recomputed_blocks: int = 0) -> Recipe:
     """Of GPT-2, with the vocabulary of 50257 padded to a multiple of 64, as nanoGPT and llm.c train it."""
     config = GPTConfig(50304, 1024, layers, heads, features)
-    return Recipe(config, batch, 1024, 100, 6e-4, 6e-5, 20, 0.95, 0.1, 1.0)
+    return Recipe(config, batch, 1024, 100, 6e-4, 6e-5, 20, 0.95, 0.1, 1.0, recomputed_blocks=recomputed_blocks)
 
 
 # The two of characters are nanoGPT's. On the CPU the learning rate is twice its: after 2000 steps the loss of the whole
@@ -51,7 +53,7 @@ def _gpt2(layers: int, heads: int, features: int, batch: int) -> Recipe:
 RECIPES = {
     "cpu-char": Recipe(GPTConfig(65, 64, 4, 4, 128, 0.0, False), 12, 64, 2000, 2e-3, 2e-4, 100, 0.99, 0.1, 1.0),
     "char": Recipe(GPTConfig(65, 256, 6, 6, 384, 0.2, False), 64, 256, 2000, 1e-3, 1e-4, 100, 0.99, 0.1, 1.0),
-    "gpt2-124m": _gpt2(12, 12, 768, 32),
+    "gpt2-124m": _gpt2(12, 12, 768, 32, recomputed_blocks=1),
     "gpt2-350m": _gpt2(24, 16, 1024, 16),
     "gpt2-774m": _gpt2(36, 20, 1280, 8),
     "gpt2-1558m": _gpt2(48, 25, 1600, 4),
