@@ -8,8 +8,8 @@
 
 static constexpr int THREADS = 512, WARPS = THREADS / WARP_SIZE;
 
-// Runs beside the first kernel of the sums, which began only when all before it had ended: so nothing is waited for here
-// before grad_next_bias is read.
+// Runs beside the first kernel of the sums, which began only when all before it had ended: so nothing is waited for
+// here before grad_next_bias is read.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     attention_packed_bias_kernel(accumulate_type<T> *grad_bias, const accumulate_type<T> *grad_next_bias,

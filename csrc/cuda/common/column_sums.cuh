@@ -231,8 +231,8 @@ static inline cuda_ops_status column_sums_of_vectors(S *sums, void *workspace, c
     return add_column_sums(sums, partials, plan.sums(), columns, stream);
 }
 
-// sums[j] = sum over i of input[i][j]; zeros without rows. pitch: from row to row, in elements; 0: columns. between: called
-// behind the first kernel's launch, to launch what may run beside it.
+// sums[j] = sum over i of input[i][j]; zeros without rows. pitch: from row to row, in elements; 0: columns. between:
+// called behind the first kernel's launch, to launch what may run beside it.
 template <typename T, typename S, typename Between = nothing_between>
 static inline cuda_ops_status column_sums(S *sums, void *workspace, const T *input, int64_t rows, int64_t columns,
                                           cudaStream_t stream, int64_t pitch = 0, const Between &between = Between())

@@ -47,8 +47,8 @@ static cuda_ops_gemm_problem grad_input_product(const HeadCall &call, const Head
     return p;
 }
 
-// What gemm takes of operands that are aligned: all are, where D is in the workspace. Its query for a workspace without a
-// plan counts what those that are not may come to need, a hundred megabytes for 4096 rows.
+// What gemm takes of operands that are aligned: all are, where D is in the workspace. Its query for a workspace without
+// a plan counts what those that are not may come to need, a hundred megabytes for 4096 rows.
 static bool knows_plan(const cuda_ops_gemm_problem &problem, cuda_ops_gemm_plan *plan)
 {
     return cuda_ops_gemm_plan_cuda(plan, &problem, CUDA_OPS_GEMM_FASTEST) == CUDA_OPS_SUCCESS;
