@@ -45,7 +45,7 @@ static PathTable<AttentionCall, 5> table = {
       attention_decode_supports, attention_decode_is_fast, attention_decode_workspace, attention_decode},
      {"sm90", "attention/sm90/sm90.cu",
       "attention_sm90_sequences_kernel attention_sm90_forward_kernel attention_sm90_prepare_kernel "
-      "attention_sm90_backward_kernel",
+      "attention_sm90_backward_kernel attention_sm90_wide_keys_kernel attention_sm90_wide_queries_kernel",
       sm90_supports, attention_sm90_is_fast, attention_sm90_workspace, attention_sm90},
      {"mma", "attention/mma/mma.cu",
       "attention_mma_forward_kernel attention_mma_remainder_kernel attention_mma_grad_query_kernel "

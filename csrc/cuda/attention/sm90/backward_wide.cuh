@@ -9,6 +9,9 @@
 #include "attention/sm90/wide_queries.cuh"
 #include "common/launch.cuh"
 
+static_assert(WIDE_ROWS == attention_sm90_queries(false) && WIDE_STATISTICS == 4 * WIDE_ROWS * 2,
+              "what attention_sm90_workspace counts with");
+
 // Of heads that have so many rows, each of so many elements of two bytes, that every block of theirs reads.
 static inline int wide_section(int64_t heads, int64_t rows, int64_t elements)
 {

@@ -224,6 +224,9 @@ __device__ __forceinline__ void wide_keys_consume(const WideWork &work, const Wi
         wgmma_wait_group<0>();
         wgmma_pin(sums);
     }
+    // A wait is for the waiting warp's products; the others' may still read the queries.
+    if constexpr (SUM_COLUMNS > COLUMNS)
+        bar_sync<WARPGROUP>(WIDE_STORE_BARRIER + group);
     // In the place of this warpgroup's keys or values, which the other does not read, and where the keys' gradients are
     // wider than the values, of queries too, whose last reader this warpgroup was.
     wide_store<T, SUM_COLUMNS>(sums, group ? work.scale : 1.0f, left_place, group, map_grad, first_key, item.head,
