@@ -17,12 +17,12 @@ __device__ __forceinline__ int statistics_place(int query)
     return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2;
 }
 
-// Before: what backward needs of each query, and turns of zero. Rows beyond the queries have a logsumexp of infinity,
-// and so weights of zero, as have queries without keys. Blocks of queries that no block of keys is seen by have
-// gradients of zero, which nobody else writes. A thread has 16 bytes of a row.
+// Before: what backward needs of each query, and turns of zero where there are any. Rows beyond the queries have a
+// logsumexp of infinity, and so weights of zero, as have queries without keys. Blocks of queries that see no block of
+// keys have gradients of zero, which nobody else writes. A thread has 16 bytes of a row.
 struct BackwardPrepare {
     float *statistics;
-    uint32_t *turns, *handed_out;
+    uint32_t *turns, *handed_out;            // NULL where kernels take no turns
     const float *logsumexp, *grad_logsumexp; // the latter may be NULL
     const void *output, *grad_output;
     void *grad_query;

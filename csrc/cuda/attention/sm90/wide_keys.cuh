@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         fence_mbarrier_init();
     }
     __syncthreads();
-    wait_for_predecessor();
+    wait_for_predecessor(); // before the release: the queries' kernel takes it that what was before this one has ended
     release_successor();
     const WideItem item = wide_item(work, work.key_heads);
     const BlocksOfQueries blocks = blocks_of_queries(work.band, item.number, WIDE_ROWS, WIDE_ROWS);
