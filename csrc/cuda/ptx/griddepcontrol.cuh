@@ -8,8 +8,7 @@
 
 // griddepcontrol.wait: until the kernel before has ended and its memory is seen. Every thread of such a kernel calls it
 // before it touches memory that an earlier kernel wrote, or writes memory that one reads; every thread, or the kernel
-// after it could overtake the one before. What a kernel further back wrote may be read sooner where each one between
-// waits before it releases: then that kernel has ended when this one begins (attention's wide_queries.cuh says so).
+// after it could overtake the one before.
 __device__ __forceinline__ void wait_for_predecessor()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
