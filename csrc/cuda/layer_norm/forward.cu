@@ -8,7 +8,8 @@
 // write (two and two with an addition); weight and bias stay in the cache.
 #include "layer_norm/forward.cuh"
 
-static constexpr int SHORT_BLOCK = 128; // threads of a block of several rows
+static constexpr int SHORT_BLOCK = 128;      // threads of a block of several rows
+static constexpr int64_t FEW_THREADS = 1024; // of a multiprocessor, which leave it waiting for memory
 
 RowShape layer_norm_forward_shape(const LayerNormCall &call, const Device &device)
 {
@@ -26,7 +27,9 @@ RowShape layer_norm_forward_shape(const LayerNormCall &call, const Device &devic
         return shape;
     }
     if (vectorised && call.dtype != CUDA_OPS_FLOAT64) {
-        if (vectors <= 2 * WARP_SIZE)
+        const int64_t two = round_threads(ceil_div(vectors, 2));
+        if (vectors <= 2 * WARP_SIZE ||
+            (two <= MOST_THREADS && call.rows * two <= FEW_THREADS * device.multiprocessors))
             shape.vectors = 2;
         else if (vectors <= 4 * WARP_SIZE || (8 * WARP_SIZE < vectors && vectors <= 1024))
             shape.vectors = 4;
