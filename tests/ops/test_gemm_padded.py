@@ -18,7 +18,7 @@ PADDED, SKINNY = 16, 32  # the path's number, and the first of sm90_skinny's til
 def tiles_of(dtype):
     """sm90's and sm90_skinny's tiles that the choice knows, in padded's numbers."""
     text = (CSRC / "cuda" / "gemm" / "times.h").read_text()
-    tables = re.findall(rf"GemmTime {dtype}(?:_N?T?N?T?)?_TIMES\[\] = {{(.*?)}};", text, re.DOTALL)
+    tables = re.findall(rf"GemmTime {dtype}\w*_TIMES\[\] = {{(.*?)}};", text, re.DOTALL)
     rows = re.findall(r"{ (13|14), +(\d+),", "".join(tables))
     return sorted({int(tile) + (SKINNY if path == "14" else 0) for path, tile in rows})
 
