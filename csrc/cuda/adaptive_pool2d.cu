@@ -1,8 +1,8 @@
 // adaptive_avg_pool2d, adaptive_max_pool2d: the mean or the largest element of windows that follow from the sizes
 // (cuda_ops/adaptive_pool2d.h); backward gathers from the windows over each position, in a fixed order.
 // Planes, forward: `lanes` neighbouring threads have a window and go down its rows, so that what a warp loads lies side
-// by side; windows as wide as the plane are one run, of 16-byte vectors where these are whole. Of means of small planes,
-// where they are many or no whole vectors (7x7, 15x15), a block has several in shared memory. channels_last: a
+// by side; windows as wide as the plane are one run, of 16-byte vectors where these are whole. Of means of small
+// planes, where they are many or no whole vectors (7x7, 15x15), a block has several in shared memory. channels_last: a
 // thread has 16 bytes of channels of a window, or of its every `lanes`-th row. Backward: four columns of a plane, or 16
 // bytes of channels, a thread. Means of few and large planes are the reduction's (reduction/), which cuts them. Bound by
 // memory: one read of the larger of input and output, and one write.

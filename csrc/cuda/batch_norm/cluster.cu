@@ -336,8 +336,8 @@ static int64_t tiles_of(const NormCall &call, int lanes)
     return ceil_div(call.channels * dtype_size(call.dtype) / 16, lanes);
 }
 
-// How the rows are laid on blocks: in the smallest clusters with which all blocks run at once and each multiprocessor has
-// two, unless rows are too few to be parted further; large clusters start late. Where they do not all run at once,
+// How the rows are laid on blocks: in the smallest clusters with which all blocks run at once and each multiprocessor
+// has two, unless rows are too few to be parted further; large clusters start late. Where they do not all run at once,
 // wide tiles are read faster. lanes = 0: the rows do not fit.
 static Tiles tiling_of(const NormCall &call, const Device &device)
 {

@@ -6,9 +6,9 @@
 // same window of grad_output, half the kernel's height and width, and are one pixel of a tile: a value of grad_output,
 // once read from shared memory, serves all rows of the kernel in two phases. Each phase has instructions of its own, so
 // that none meets a tap of another, not even as zero times infinity. Persistent blocks take tiles with a patch of
-// grad_output, a chunk of channels at a time. mma.sync (fp16, bf16, TF32): with the next chunk in flight, and 16 columns
-// and 8 rows of four pixels of a warp, or 2 rows, where images are few. FMA: a lane has one column of 7 rows, or 2. Bound
-// by the instructions, of mma.sync's columns three channels fill three of eight: 0.15 of memory's speed at 64x3 to 64,
+// grad_output, a chunk of channels at a time. mma.sync (fp16, bf16, TF32): the next chunk is in flight; a warp has 16
+// columns and 8 rows of four pixels, or 2 where images are few. FMA: a lane has one column and 7 rows, or 2. Bound by
+// the instructions, of mma.sync's columns three channels fill three of eight: 0.15 of memory's speed at 64x3 to 64,
 // 224x224, 7x7 in bf16, 0.23 at 3x3.
 #include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/backward_input.cuh"

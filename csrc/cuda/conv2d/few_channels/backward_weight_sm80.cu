@@ -61,8 +61,8 @@ __device__ __forceinline__ void copy_grad(uint32_t *grad, const int *pixel_of, c
     }
 }
 
-// STRIDE: of columns, where WIDTH is more than 1. One long function: the copies in flight, the products and the sums over
-// warps share a lane's taps and pixels.
+// STRIDE: of columns, where WIDTH is more than 1. One long function: the copies in flight, the products and the sums
+// over warps share a lane's taps and pixels.
 template <typename T, int MATH, int OUT, int TAPS, int WIDTH, int STRIDE>
 __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
     conv2d_few_channels_backward_weight_kernel(float *partial, const __grid_constant__ FewProblem p)
