@@ -103,6 +103,7 @@ __device__ __forceinline__ double total_of(const double *scratch, int channel)
 // nothing else uses any more.
 __device__ __forceinline__ const Pair *collect(const Pair *mine, double *scratch, int width, int cluster)
 {
+    __syncwarp(); // barriers of clusters are whole warps'
     if (cluster > 1) {
         cluster_sync();
         Pair *const all = (Pair *)scratch;
@@ -231,6 +232,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
             result[e] = (element_of(value, e) - f[e].center) * f[e].scale + f[e].offset;
         store_vector(to, vector_of<T>(result));
     }
+    __syncwarp();
     if (t.cluster > 1)
         cluster_wait_aligned(); // until the others have read this block's
 }
@@ -317,6 +319,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
                 element_of(grad, e) * f[e].scale + (element_of(value, e) - center[e]) * f[e].slope + f[e].offset;
         store_vector(to, vector_of<T>(result));
     }
+    __syncwarp();
     if (t.cluster > 1)
         cluster_wait_aligned();
 }
