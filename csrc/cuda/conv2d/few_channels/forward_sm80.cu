@@ -446,11 +446,28 @@ Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
 // Tiles have 32 output channels or more. With fewer they are still faster than other paths (measured at 4 and 6), but
 // for a single input channel, which the depthwise path takes, and for 4 output channels by FMA. backward_input sums
 // over output channels, in slices of 8 to 32.
-Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
+//
+// By FMA a tile takes long where rows of the kernel are not read at once (strides): some 50 us with 3 channels and 7x7,
+// forward and for the gradient of input. Below so many tiles to eight multiprocessors simt's smaller ones are faster, as
+// an H200 had it.
+static constexpr int64_t STRIDED_TILES = 12, STRIDED_TILES_3X3 = 6;
+static constexpr int64_t STRIDED_TILES_BACKWARD = 2, STRIDED_TILES_BACKWARD_3X3 = 1;
+
+Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if (call.pass == CUDA_OPS_CONV2D_FORWARD && s.kernel_height * s.kernel_width == 1)
         return no("a 1x1 kernel has no taps whose pixels it could share");
+    if (few_math(call) == FEW_FMA && s.stride_height * s.stride_width > 1) {
+        const int64_t tiles = ceil_div(s.batch * s.out_height * s.out_width, TILE_PIXELS);
+        const bool is_small = s.kernel_height * s.kernel_width <= 9;
+        const int64_t enough = call.pass == CUDA_OPS_CONV2D_FORWARD ? (is_small ? STRIDED_TILES_3X3 : STRIDED_TILES)
+                               : call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT
+                                   ? (is_small ? STRIDED_TILES_BACKWARD_3X3 : STRIDED_TILES_BACKWARD)
+                                   : 0;
+        if (8 * tiles < enough * device.multiprocessors)
+            return no("too few tiles, of which each takes long");
+    }
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s.stride_height == 1 && s.stride_width == 1)
         return s.out_channels > 1 ? YES : no("a single output channel");
     return s.out_channels >= 8 || (s.in_channels > 1 && s.out_channels >= (few_math(call) == FEW_FMA ? 6 : 4))
