@@ -448,8 +448,8 @@ Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
 // over output channels, in slices of 8 to 32.
 //
 // By FMA a tile takes long where rows of the kernel are not read at once (strides): some 50 us with 3 channels and 7x7,
-// forward and for the gradient of input. Below so many tiles to eight multiprocessors simt's smaller ones are faster, as
-// an H200 had it.
+// forward and for the gradient of input. Below so many tiles to eight multiprocessors simt's smaller ones are faster,
+// as an H200 had it.
 static constexpr int64_t STRIDED_TILES = 12, STRIDED_TILES_3X3 = 6;
 static constexpr int64_t STRIDED_TILES_BACKWARD = 2, STRIDED_TILES_BACKWARD_3X3 = 1;
 
