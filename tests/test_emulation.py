@@ -48,6 +48,7 @@ OPS = {
         60,
     ),
     "depthwise": (["conv2d/depthwise", "conv2d/split_k.cu"], 20),
+    "few_channels": (["conv2d/few_channels"], 40),
     "im2col": (["conv2d/im2col.cu", "conv2d/relayout.cu"], 120),
     "conv_bn_relu_pool": (
         [
@@ -132,6 +133,11 @@ SMALLER = {
     "scatter": {"scatter.cu": {"SLICE_BYTES = 32 << 20": "SLICE_BYTES = 512", "MOST_SLICES = 4": "MOST_SLICES = 1000"}},
     "winograd": {"winograd.cu": {" CHUNK_BYTES = 256 << 20": " CHUNK_BYTES = 64 << 10"}},
     "cumsum": {"long_rows.cuh": {"WANTED_ROW_BLOCKS = 396": "WANTED_ROW_BLOCKS = 5"}},
+    # Clusters of eight blocks, and rows that do not fit into them.
+    "batch_norm": {
+        "cluster.cu": {"FEW_BYTES = 64 << 10": "FEW_BYTES = 256", "MOST_BYTES = 100 << 10": "MOST_BYTES = 2048"}
+    },
+    "adaptive_pool2d": {"adaptive_pool2d.cu": {"MANY_KEPT_BYTES = 132 * 32 << 10": "MANY_KEPT_BYTES = 1"}},
     # The largest cluster for a batch and key head's keys, or shares of all of them, by the number of keys.
     "attention": {
         "decode.cu": {

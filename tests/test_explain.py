@@ -194,6 +194,13 @@ def test_what_the_size_decides():
     assert chosen(F.batch_norm, meta(8, 3024, 7, 7), **many) == {"forward": "resident", "gradients": "groups"}
     for shape in [(8, 3024, 8, 8), (64, 3024, 7, 7), (8, 2048, 7, 7)]:
         assert set(chosen(F.batch_norm, meta(*shape), **many).values()) == {"resident"}
+    last = meta(128, 2304, 5, 5).to(memory_format=torch.channels_last)
+    assert set(chosen(F.batch_norm, last, **many).values()) == {"cluster"}
+    assert set(chosen(F.batch_norm, last, training=True, capability="8.0").values()) == {"rows"}
+    few = meta(16, 224, 3, 3).to(memory_format=torch.channels_last)
+    assert set(chosen(F.batch_norm, few, training=True, capability="8.0").values()) == {"cluster"}
+    large = meta(64, 64, 56, 56).to(memory_format=torch.channels_last)
+    assert set(chosen(F.batch_norm, large, **many).values()) == {"rows"}
     assert set(chosen(F.batch_norm, meta(512, 16, 56, 56), training=True, capability="9.0").values()) == {"split"}
     assert set(chosen(F.batch_norm, meta(8, 16, 7, 7), capability="9.0").values()) == {"split"}
     assert chosen(F.log_softmax, meta(8, 1000), 1, capability="9.0")["forward"] == "row"

@@ -1,8 +1,8 @@
 // adaptive_avg_pool2d, adaptive_max_pool2d: the mean or the largest element of windows that follow from the sizes
 // (cuda_ops/adaptive_pool2d.h); backward gathers from the windows over each position, in a fixed order.
 // Planes, forward: `lanes` neighbouring threads have a window and go down its rows, so that what a warp loads lies side
-// by side; windows as wide as the plane are one run, of 16-byte vectors where these are whole. Of means of small planes
-// that are no whole vectors (7x7, 15x15) a block has several, which together are, in shared memory. channels_last: a
+// by side; windows as wide as the plane are one run, of 16-byte vectors where these are whole. Of means of small
+// planes, where they are many or no whole vectors (7x7, 15x15), a block has several in shared memory. channels_last: a
 // thread has 16 bytes of channels of a window, or of its every `lanes`-th row. Backward: four columns of a plane, or 16
 // bytes of channels, a thread. Means of few and large planes are the reduction's (reduction/), which cuts them. Bound by
 // memory: one read of the larger of input and output, and one write.
@@ -10,9 +10,11 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "common/device.h"
 #include "common/group_sums.cuh"
 #include "common/wide_division.cuh"
 #include "cuda_ops/reduction.h"
+#include "ptx/cp_async.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int COLUMNS = 4;   // of a thread in backward
@@ -21,9 +23,10 @@ static constexpr int WARPS = THREADS / WARP_SIZE;
 // Planes of a block that keeps them in shared memory: their number, a multiple of any dtype's vectors, and their bytes;
 // and the bytes of one.
 static constexpr int FEWEST_KEPT = 8;
-static constexpr int KEPT_BYTES = 8 << 10;
+static constexpr int KEPT_BYTES = 16 << 10;
 static constexpr int64_t LARGEST_KEPT = 2 << 10;
-static constexpr int64_t KEPT_BLOCKS = 132 * 2; // of large GPUs
+static constexpr int64_t KEPT_BLOCKS = 132 * 2;            // of large GPUs
+static constexpr int64_t MANY_KEPT_BYTES = 132 * 32 << 10; // of all planes: several rounds of large GPUs' blocks
 static constexpr int64_t LARGE_PLANE = 1 << 14;
 static constexpr int MOST_LANES_OF_CHANNELS = 16;
 static constexpr int SCATTERED_WINDOWS = 16;        // positions from which on maxima's gradients are scattered
@@ -267,38 +270,58 @@ __global__ void __launch_bounds__(THREADS) adaptive_forward_channels_kernel(T *o
     }
 }
 
-// Means of whole planes of `plane` elements. A block has `count` planes at a time, whose elements are whole vectors
-// together, and THREADS / count threads have each of them.
+// Means of whole planes of `plane` elements. A block has `count` of them at a time, whose elements are whole vectors
+// together, in one of two buffers of `vectors` vectors: the next ones are on their way while THREADS / count threads
+// add up each plane of these.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    adaptive_mean_kept_kernel(T *output, const T *input, int64_t planes, int plane, int count)
+    adaptive_mean_kept_kernel(T *output, const T *input, int64_t planes, int plane, int count, int vectors)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
     extern __shared__ __align__(16) unsigned char memory[];
-    T *const kept = (T *)memory;
     const int lanes = THREADS / count, lane = threadIdx.x % lanes, mine = threadIdx.x / lanes;
+    const int64_t step = (int64_t)gridDim.x * count;
     wait_for_predecessor();
     release_successor();
-    for (int64_t first = (int64_t)blockIdx.x * count; first < planes; first += (int64_t)gridDim.x * count) {
-        const int here = (int)(planes - first < count ? planes - first : count), elements = here * plane;
+    const auto here = [&](int64_t first) { return (int)(planes - first < count ? planes - first : count); };
+    const auto fetch = [&](int64_t first, int buffer) {
+        const int elements = here(first) * plane;
         const T *const in = input + first * plane;
-        for_run(reinterpret_cast<const V *>(in), elements / V::size, threadIdx.x, THREADS, 1,
-                [&](const V &x, int k) { ((V *)memory)[k] = x; });
+        V *const kept = (V *)memory + buffer * vectors;
+        for (int i = threadIdx.x; i < elements / V::size; i += THREADS) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+            cp_async_16(shared_address(kept + i), reinterpret_cast<const V *>(in) + i);
+#else
+            kept[i] = reinterpret_cast<const V *>(in)[i];
+#endif
+        }
         const int tail = elements / V::size * V::size + threadIdx.x;
         if (tail < elements)
-            kept[tail] = in[tail];
+            ((T *)kept)[tail] = in[tail];
+    };
+    int64_t first = (int64_t)blockIdx.x * count;
+    if (first < planes)
+        fetch(first, 0);
+    cp_async_commit_group();
+    for (int buffer = 0; first < planes; first += step, buffer ^= 1) {
+        if (first + step < planes)
+            fetch(first + step, buffer ^ 1);
+        cp_async_commit_group();
+        cp_async_wait_group<1>();
         __syncthreads();
+        const T *const kept = (const T *)((const V *)memory + buffer * vectors) + mine * plane;
+        const bool there = mine < here(first);
         A sum = 0;
-        if (mine < here)
+        if (there)
 #pragma unroll 4
             for (int e = lane; e < plane; e += lanes)
-                sum += load_as_accumulate(kept[mine * plane + e]);
+                sum += load_as_accumulate(kept[e]);
         for (int offset = lanes / 2; offset > 0; offset /= 2)
             sum += __shfl_xor_sync(FULL_WARP, sum, offset);
-        if (lane == 0 && mine < here)
+        if (lane == 0 && there)
             output[first + mine] = store_from_accumulate<T>(sum / (A)plane);
-        __syncthreads(); // before the next planes overwrite these
+        __syncthreads(); // before the planes after the next overwrite these
     }
 }
 
@@ -568,14 +591,14 @@ static bool is_reduction(const cuda_ops_adaptive_pool2d *pool)
     return is_global(pool) && positions >= 256 && pool->batch * pool->channels * lanes < ENOUGH_THREADS / 4;
 }
 
-// Global means of planes that are no whole vectors, and that several of a block keep in shared memory: how many; 0 for
-// none.
+// Global means of planes of which a block keeps several in shared memory: how many; 0 for none. Planes that are whole
+// vectors, and so few that all are under way at once, take as long without.
 template <typename T>
 static int kept_planes(const cuda_ops_adaptive_pool2d *pool, const T *input)
 {
     const int64_t plane = (int64_t)pool->height.input * pool->width.input, planes = pool->batch * pool->channels;
-    if (!is_global(pool) || pool->channels_last || !is_aligned_16(input) || plane % vector16<T>::size == 0 ||
-        plane * (int64_t)sizeof(T) > LARGEST_KEPT)
+    if (!is_global(pool) || pool->channels_last || !is_aligned_16(input) || plane * (int64_t)sizeof(T) > LARGEST_KEPT ||
+        (plane % vector16<T>::size == 0 && planes * plane * (int64_t)sizeof(T) < MANY_KEPT_BYTES))
         return 0;
     int count = FEWEST_KEPT;
     while (count < THREADS && count * 2 * plane * (int64_t)sizeof(T) <= KEPT_BYTES && planes >= count * 2 * KEPT_BLOCKS)
@@ -624,8 +647,13 @@ static cuda_ops_status adaptive_forward(T *output, int64_t *indices, const T *in
     if constexpr (!MAX) {
         const int count = kept_planes(pool, input);
         if (count > 0) {
-            launch_dependent(adaptive_mean_kept_kernel<T>, clamp_grid(ceil_div(outputs, count)), THREADS,
-                             (size_t)(count * plane) * sizeof(T), stream, output, input, outputs, (int)plane, count);
+            const auto kernel = adaptive_mean_kept_kernel<T>;
+            const int vectors = (int)(count * plane / SIZE);
+            const size_t bytes = 2 * (size_t)vectors * sizeof(vector16<T>);
+            const int64_t blocks = ceil_div(outputs, count);
+            const int64_t resident = (int64_t)current_device().multiprocessors * active_blocks(kernel, THREADS, bytes);
+            launch_dependent(kernel, dim3((unsigned int)(blocks < resident ? blocks : resident)), THREADS, bytes,
+                             stream, output, input, outputs, (int)plane, count, vectors);
             return launch_status();
         }
     }

@@ -594,7 +594,9 @@ def test_planes_that_are_no_whole_vectors(shape, dtype, offset):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("shape", [(4, 8, 6, 6), (4, 1061, 5, 5), (4, 8, 5, 5), (600, 8), (40, 8, 300, 300)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(4, 8, 6, 6), (4, 1061, 5, 5), (4, 8, 5, 5), (600, 8), (20_000, 8), (40, 8, 300, 300)], ids=str
+)
 def test_running_statistics_come_of_the_forward_pass(shape):
     """On every path: no kernel beside those that normalise, and the batch is counted."""
     ours = cuda_ops.nn.BatchNorm1d if len(shape) == 2 else cuda_ops.nn.BatchNorm2d
@@ -606,6 +608,39 @@ def test_running_statistics_come_of_the_forward_pass(shape):
     assert a.num_batches_tracked.item() == 2
     torch.testing.assert_close(a.running_mean.double(), b.running_mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(a.running_var.double(), b.running_var, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def cluster_path(monkeypatch):
+    monkeypatch.setenv("CUDA_OPS_BATCH_NORM_PATH", "cluster")
+    torch.ops.cuda_ops.reload_paths()
+    yield
+    monkeypatch.undo()
+    torch.ops.cuda_ops.reload_paths()
+
+
+# One block and several to a tile, tiles of 64 and 128 bytes, blocks without rows, a last tile of fewer vectors.
+TILES = [(3, 8), (9, 24, 1, 1), (39, 288, 5, 5), (16, 40, 7, 7), (128, 64, 5, 5), (3, 24, 21, 21), (200, 1032)]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", TILES, ids=str)
+def test_rows_in_the_shared_memory_of_a_cluster(shape, dtype, cluster_path):
+    """channels_last images and features of few rows: right, far from 0 too, and the same again."""
+    channels = shape[1]
+    for middle in (0, 50):
+        x = (torch.randn(shape, device="cuda") * 2 + middle).to(dtype)
+        x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+        parameters = [torch.rand(channels, device="cuda").to(dtype) for _ in range(4)]
+        grad_output, options = torch.randn_like(x), {"training": True, "momentum": 0.25}
+        ours = run(batch_norm, dtype, (x, *parameters), grad_output, **options)
+        again = run(batch_norm, dtype, (x, *parameters), grad_output, **options)
+        expected = run(NATIVE, torch.float64, (x, *parameters), grad_output, **options)
+        tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+        for a, b, e in zip(ours, again, expected, strict=True):
+            assert torch.equal(a, b)
+            assert ((a.double() - e).norm() <= tolerance * (e.norm() + 1e-3)).item()
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -71,6 +71,23 @@ def test_few_channels_share_no_pixels_with_one_tap():
     assert chosen((128, 3, 9, 9), (898, 3, 3, 3), **tf32)["forward"] == "few_channels"
 
 
+def test_float32_stems_with_a_stride_go_to_few_channels_where_they_fill_the_gpu():
+    float32 = {"dtype": torch.float32, "stride": 2}
+    for image, weight, padding in (
+        ((64, 3, 224, 224), (96, 3, 7, 7), 0),
+        ((32, 3, 224, 224), (32, 3, 3, 3), 1),
+        ((16, 3, 192, 192), (24, 3, 3, 3), 1),
+    ):
+        assert set(chosen(image, weight, padding=padding, **float32).values()) == {"few_channels"}
+    for image, weight, forward, backward in (
+        ((2, 3, 224, 224), (64, 3, 7, 7), "simt", "few_channels"),
+        ((1, 3, 128, 128), (24, 3, 3, 3), "simt", "simt"),
+    ):
+        of = chosen(image, weight, padding=weight[2] // 2, channels_last=False, **float32)
+        assert (of["forward"], of["gradient of input"]) == (forward, backward)
+        assert of["gradient of weight"] == "few_channels"
+
+
 def test_the_halo_where_it_is_expected_to_be_faster():
     """DenseNet's layers: sm90 loads every tap's pixels for a tile of 32 columns, or slices of 64 channels of which half
     are there."""

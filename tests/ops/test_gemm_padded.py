@@ -3,16 +3,27 @@ and D's rows are stored where they are."""
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
+from support.c_programs import CSRC
 
 from cuda_ops import functional as F
 from cuda_ops._library import ops
 
 PADDED, SKINNY = 16, 32  # the path's number, and the first of sm90_skinny's tiles in it
-HALVES_TILES = [*range(5), 6, 7, 9, 10, *range(16, 21), *range(SKINNY, SKINNY + 3)]
-TF32_TILES = [*range(6), *range(SKINNY, SKINNY + 3)]
+
+
+def tiles_of(dtype):
+    """sm90's and sm90_skinny's tiles that the choice knows, in padded's numbers."""
+    text = (CSRC / "cuda" / "gemm" / "times.h").read_text()
+    tables = re.findall(rf"GemmTime {dtype}\w*_TIMES\[\] = {{(.*?)}};", text, re.DOTALL)
+    rows = re.findall(r"{ (13|14), +(\d+),", "".join(tables))
+    return sorted({int(tile) + (SKINNY if path == "14" else 0) for path, tile in rows})
+
+
+HALVES_TILES, TF32_TILES = tiles_of("HALVES"), tiles_of("TF32")
 ORDERS = list(itertools.product([False, True], repeat=2))
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -205,7 +205,7 @@ def run_plans():
     from cuda_ops._library import ops
 
     plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]
-    plans += [(13, tile, splits, 0) for tile in (9, 10) for splits in (1, 2)]  # without gelu
+    plans += [(13, tile, splits, 0) for tile in range(10, 16) for splits in (1, 2)]  # without gelu
     plans += [(13, tile, 1, 0) for tile in range(16, 21)]  # two blocks to a tile, in a cluster
     plans += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)]
     for plan, dtype in itertools.product(plans, [torch.float32, torch.float16, torch.bfloat16]):
@@ -286,7 +286,7 @@ TESTS = {
     "conv2d_winograd": ("conv2d_winograd", "test_values or nonfinite"),
     "gemm_padded": ("gemm_padded", "test_plans or test_layouts or k_major"),
     "gemm_tiles": ("gemm_rungs", "test_plans or test_pairs or simt_plans"),
-    "batch_norm_kept": ("batch_norm", "whole_vectors or one_block_keeps or come_of_the_forward"),
+    "batch_norm_kept": ("batch_norm", "whole_vectors or one_block_keeps or come_of_the_forward or of_a_cluster"),
     "attention_float32": ("attention", "paths_of_float32"),
     "attention_long_rows": ("attention", "rows_on_hopper"),
     "attention_gradients": ("attention", "many_blocks or test_paths_of_halves"),

@@ -13,12 +13,14 @@ static Answer split_supports(const NormCall &, const Device &)
     return YES;
 }
 
-static PathTable<NormCall, 4> table = {
+static PathTable<NormCall, 5> table = {
     {"CUDA_OPS_BATCH_NORM_PATH"},
     {{"groups", "batch_norm/groups.cu", "groups_backward_kernel", batch_norm_groups_supports, batch_norm_groups_is_fast,
       nullptr, batch_norm_groups},
      {"resident", "batch_norm/resident.cu", "resident_forward_kernel resident_backward_kernel",
       batch_norm_resident_supports, nullptr, nullptr, batch_norm_resident},
+     {"cluster", "batch_norm/cluster.cu", "cluster_forward_kernel cluster_backward_kernel", batch_norm_cluster_supports,
+      nullptr, nullptr, batch_norm_cluster},
      {"rows", "batch_norm/rows.cu", "rows_moments_kernel rows_normalize_kernel rows_sums_kernel rows_grad_input_kernel",
       batch_norm_rows_supports, nullptr, batch_norm_rows_workspace, batch_norm_rows},
      {"split", "batch_norm/split.cu",

@@ -35,6 +35,11 @@ cuda_ops_status batch_norm_groups(const NormCall &call, const Device &device);
 Answer batch_norm_resident_supports(const NormCall &call, const Device &device);
 cuda_ops_status batch_norm_resident(const NormCall &call, const Device &device);
 
+// Channels innermost, in few rows of whole vectors, a tile of them in the shared memory of a cluster of blocks
+// (batch_norm/cluster.cu).
+Answer batch_norm_cluster_supports(const NormCall &call, const Device &device);
+cuda_ops_status batch_norm_cluster(const NormCall &call, const Device &device);
+
 // Channels innermost, in rows of whole vectors (batch_norm/rows.cu).
 Answer batch_norm_rows_supports(const NormCall &call, const Device &device);
 int64_t batch_norm_rows_workspace(const NormCall &call, const Device &device);

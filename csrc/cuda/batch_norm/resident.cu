@@ -250,11 +250,14 @@ Answer batch_norm_resident_supports(const NormCall &call, const Device &device)
 // Enough for all of a channel's loads to be in flight at once, and more, up to a thread for every vector, while all
 // channels still run at once: a second round of blocks takes as long as the first. Blocks of 256 threads overlap better
 // than those of 512, where shared memory has room for four.
-static unsigned int threads_for(const walk &w, int64_t channels, int bytes, int in_flight, const Device &device)
+static unsigned int threads_for(const walk &w, int64_t channels, int bytes, int in_flight, int width,
+                                const Device &device)
 {
+    const int least = width > 1 ? 1 : 2; // single elements of a thread, more or less
+
     const int64_t room = (int64_t)device.multiprocessors * ROUND_THREADS;
     int threads = LEAST_THREADS;
-    while (threads < MOST_THREADS && threads < w.count) {
+    while (threads < MOST_THREADS && threads * least < w.count) {
         const bool wants_more = threads * in_flight < w.count && (threads < MOST_THREADS / 2 || bytes > QUARTER_BYTES);
         if (!wants_more && channels * threads * 2 > room)
             break;
@@ -283,7 +286,7 @@ static void launch_forward(const NormCall &call, const Device &device)
     const int bytes = (int)count * (int)sizeof(T);
     allow_shared_memory(resident_forward_kernel<T, WIDTH>, bytes);
     launch_dependent(resident_forward_kernel<T, WIDTH>, dim3((unsigned int)call.channels),
-                     dim3(threads_for(w, call.channels, bytes, IN_FLIGHT, device)), bytes, call.stream,
+                     dim3(threads_for(w, call.channels, bytes, IN_FLIGHT, WIDTH, device)), bytes, call.stream,
                      (T *)call.output, call.new_mean, call.new_variance, running_update_of(call), (const T *)call.input,
                      call.weight, call.bias, call.outer, call.channels, w, call.eps, 1.0 / (double)count,
                      call.parameter_dtype);
@@ -298,7 +301,7 @@ static void launch_backward(const NormCall &call, const Device &device)
     const int bytes = 2 * (int)count * (int)sizeof(T);
     allow_shared_memory(resident_backward_kernel<T, WIDTH>, bytes);
     launch_dependent(resident_backward_kernel<T, WIDTH>, dim3((unsigned int)call.channels),
-                     dim3(threads_for(w, call.channels, bytes, IN_FLIGHT_OF_TWO, device)), bytes, call.stream,
+                     dim3(threads_for(w, call.channels, bytes, IN_FLIGHT_OF_TWO, WIDTH, device)), bytes, call.stream,
                      (T *)call.grad_input, call.grad_weight, call.grad_bias, (const T *)call.grad_output,
                      (const T *)call.input, call.weight, call.mean, call.variance, call.channels, w, call.eps,
                      1.0 / (double)count, call.parameter_dtype, call.statistics_dtype);

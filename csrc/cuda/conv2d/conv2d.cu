@@ -31,7 +31,8 @@ static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_FEW_CHANNELS, "few_channels", "conv2d/few_channels/",
      "conv2d_few_channels_forward_kernel conv2d_few_channels_backward_input_kernel "
      "conv2d_few_channels_backward_input_small_filter_kernel conv2d_few_channels_backward_input_fma_kernel "
-     "conv2d_few_channels_backward_input_stride2_kernel conv2d_few_channels_backward_weight_kernel",
+     "conv2d_few_channels_backward_input_stride2_kernel conv2d_few_channels_backward_input_stride2_fma_kernel "
+     "conv2d_few_channels_backward_weight_kernel",
      conv2d_few_channels_supports, conv2d_few_channels_is_fast, conv2d_few_channels_workspace, conv2d_few_channels},
     {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", "conv2d/depthwise/",
      "conv2d_depthwise_forward_contiguous_kernel conv2d_depthwise_forward_channels_last_kernel "

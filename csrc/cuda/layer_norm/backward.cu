@@ -250,28 +250,28 @@ static void with_kernel(const RowShape &shape, bool sums, What what)
     }
 }
 
-// Of rows: as many as run at once, since a second round would take as long as the first.
-template <typename Kernel>
-static int64_t groups_of(int64_t rows, const RowShape &shape, Kernel kernel, const Device &device)
+// Groups of rows: as many as run at once, since a second round would take as long as the first. The kernels with
+// grad_input's sums and without have as many, so that what they leave of the parameters' gradients is the same.
+template <typename T>
+static int64_t groups_of(int64_t rows, const RowShape &shape, const Device &device)
 {
-    const int64_t wanted = ceil_div(rows, shape.slots);
-    const int64_t there = shape.cluster > 1
-                              ? active_clusters(kernel, shape.threads, shape.cluster)
-                              : (int64_t)device.multiprocessors * active_blocks(kernel, shape.threads * shape.slots, 0);
-    return wanted < there ? wanted : (there > 0 ? there : 1);
+    int64_t groups = ceil_div(rows, shape.slots);
+    for (const bool sums : {false, true})
+        with_kernel<T>(shape, sums, [&](auto kernel) {
+            const int64_t there = shape.cluster > 1 ? active_clusters(kernel, shape.threads, shape.cluster)
+                                                    : (int64_t)device.multiprocessors *
+                                                          active_blocks(kernel, shape.threads * shape.slots, 0);
+            groups = groups < there ? groups : there;
+        });
+    return groups > 0 ? groups : 1;
 }
 
 int64_t layer_norm_backward_parts(const LayerNormCall &call, const Device &device)
 {
     const RowShape shape = layer_norm_backward_shape(call, device);
-    int64_t most = 0;
     if (shape.threads > 0)
-        for (const bool sums : {false, true})
-            CUDA_OPS_DISPATCH(call.dtype, T, with_kernel<T>(shape, sums, [&](auto kernel) {
-                                  const int64_t parts = groups_of(call.rows, shape, kernel, device);
-                                  most = parts > most ? parts : most;
-                              }));
-    return most;
+        CUDA_OPS_DISPATCH(call.dtype, T, return groups_of<T>(call.rows, shape, device));
+    return 0;
 }
 
 template <typename T>
@@ -285,10 +285,9 @@ static int64_t launch(const LayerNormCall &call, const RowShape &shape, const De
     a.weight = call.weight, a.rows = call.rows, a.cols = (int)call.cols;
     a.threads = shape.threads, a.cluster = shape.cluster, a.inverse_cols = A(1) / (A)call.cols;
     a.rms = call.rms, a.full_parameters = call.parameter_dtype != call.dtype;
-    int64_t parts = 0;
+    const int64_t parts = groups_of<T>(call.rows, shape, device);
     with_kernel<T>(shape, sums_in_kernel(call, shape), [&](auto kernel) {
         const int threads = shape.threads * shape.slots;
-        parts = groups_of(call.rows, shape, kernel, device);
         if (shape.cluster > 1)
             launch_dependent_clusters(kernel, parts * shape.cluster, threads, shape.cluster, 0, call.stream, a);
         else
@@ -362,8 +361,10 @@ __global__ void __launch_bounds__(SUM_THREADS)
 cuda_ops_status layer_norm_sum_partials(const LayerNormCall &call, int64_t parts, bool of_input)
 {
     const int kinds = of_input ? 3 : 2;
+    // Chosen for two kinds, since the order in which rows are added up depends on it: that of grad_weight and grad_bias
+    // is the same beside grad_input's sums.
     int width = WARP_SIZE;
-    while (width > FEWEST_COLUMNS && ceil_div(kinds * call.cols, width) < WANTED_BLOCKS)
+    while (width > FEWEST_COLUMNS && ceil_div(2 * call.cols, width) < WANTED_BLOCKS)
         width /= 2;
     const dim3 grid(clamp_grid(ceil_div(kinds * call.cols, width)));
     if (call.dtype == CUDA_OPS_FLOAT64)

@@ -9,6 +9,9 @@
 #include "layer_norm/forward.cuh"
 
 static constexpr int SHORT_BLOCK = 128; // threads of a block of several rows
+// Threads of a multiprocessor, with two vectors each, that leave it waiting for memory: fewer than where they have four
+// otherwise, and than where they have eight.
+static constexpr int64_t FEW_OF_FOUR = 1024, FEW_OF_EIGHT = 1536;
 
 RowShape layer_norm_forward_shape(const LayerNormCall &call, const Device &device)
 {
@@ -26,9 +29,11 @@ RowShape layer_norm_forward_shape(const LayerNormCall &call, const Device &devic
         return shape;
     }
     if (vectorised && call.dtype != CUDA_OPS_FLOAT64) {
-        if (vectors <= 2 * WARP_SIZE)
+        const bool four = vectors <= 4 * WARP_SIZE || (8 * WARP_SIZE < vectors && vectors <= 1024);
+        const int64_t two = round_threads(ceil_div(vectors, 2)), few = four ? FEW_OF_FOUR : FEW_OF_EIGHT;
+        if (vectors <= 2 * WARP_SIZE || (two <= MOST_THREADS && call.rows * two <= few * device.multiprocessors))
             shape.vectors = 2;
-        else if (vectors <= 4 * WARP_SIZE || (8 * WARP_SIZE < vectors && vectors <= 1024))
+        else if (four)
             shape.vectors = 4;
     }
     // Single elements that are few go to more threads, which then read neighbours.

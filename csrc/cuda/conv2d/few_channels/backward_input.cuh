@@ -1,5 +1,5 @@
-// What backward_input by mma.sync and its stride-2 variant share: a patch of grad_output in shared memory, a chunk of its
-// channels, and how a warp reads it.
+// What backward_input and its stride-2 variant share: a patch of grad_output in shared memory, a chunk of its channels,
+// and how a warp reads it, by mma.sync or by FMA.
 #ifndef CUDA_OPS_CONV2D_FEW_CHANNELS_BACKWARD_INPUT_CUH
 #define CUDA_OPS_CONV2D_FEW_CHANNELS_BACKWARD_INPUT_CUH
 
@@ -155,6 +155,63 @@ __device__ __forceinline__ uint32_t few_grad_address(const uint32_t *patch, cons
     return shared_address(patch + (row * p.columns + column) * WORDS + (lane / 16 ^ (column / 4 % 2)) * 4);
 }
 #endif
+
+// By FMA a patch is [output channel][row][column] of FMA_CHANNELS channels. Starts copying those from `first` on, of
+// which `valid` are there: channels_last, by aligned rows, and by single elements.
+static constexpr int FMA_CHANNELS = 4;
+
+__device__ __forceinline__ void few_fetch_planes(float *patch, const FewProblem &p, const float *image, int first,
+                                                 int valid, int top, int aligned_left)
+{
+    const int plane = p.rows * p.columns;
+    if (p.out.c == 1) {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < plane; i += FEW_THREADS) {
+            const int row = quotient(i, p.by_columns), column = i - row * p.columns;
+            const int y = top + row, x = aligned_left + column;
+            const bool inside =
+                (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
+            const float *const from = image + y * p.out.y + x * p.out.x + first;
+            float4 v = make_float4(0, 0, 0, 0);
+            if (p.vector == 16) {
+                if (inside)
+                    v = *(const float4 *)from;
+            } else if (inside) {
+                v.x = from[0];
+                if (valid > 1)
+                    v.y = from[1];
+                if (valid > 2)
+                    v.z = from[2];
+                if (valid > 3)
+                    v.w = from[3];
+            }
+            patch[i] = v.x;
+            patch[plane + i] = v.y;
+            patch[2 * plane + i] = v.z;
+            patch[3 * plane + i] = v.w;
+        }
+    } else if (p.vector == 16) {
+        const int quads = p.columns / 4;
+        for (int o = 0; o < valid; o++)
+            for (int i = threadIdx.x; i < p.rows * quads; i += FEW_THREADS) {
+                const int row = quotient(i, p.by_rows), column = (i - row * quads) * 4;
+                const int y = top + row, x = aligned_left + column;
+                const bool inside =
+                    (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
+                copy_to_shared<16>(patch + o * plane + row * p.columns + column,
+                                   inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
+            }
+    } else {
+        for (int o = 0; o < valid; o++)
+            for (int i = threadIdx.x; i < plane; i += FEW_THREADS) {
+                const int row = quotient(i, p.by_columns), y = top + row, x = aligned_left + i - row * p.columns;
+                const bool inside =
+                    (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
+                copy_to_shared<4>(patch + o * plane + i,
+                                  inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
+            }
+    }
+}
 
 static inline bool few_patch_fits(const FewProblem &p, int64_t rows, int64_t columns)
 {

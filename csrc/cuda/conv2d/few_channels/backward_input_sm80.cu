@@ -29,6 +29,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3)
     // [chunk][s][r][channel][word % 4][2], rows and columns of the kernel counted from their ends
     uint32_t *const weights = patch + p.rows * p.columns * WORDS;
 
+    wait_for_predecessor();
+    release_successor();
     few_arrange_weight<T, MATH>(weights, p, chunks, true);
     const int warp_x = warp % p.warps_x * WARP_SIZE, warp_y = warp / p.warps_x * WARP_ROWS;
     for (int64_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -103,9 +105,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3)
 #endif
 }
 
-// By FMA; a patch is [output channel][row][column]. One long function: three ways to copy a patch, for channels_last,
-// aligned and unaligned rows, and the loop over taps with and without a fixed height.
-static constexpr int LANE_ROWS = 14, FMA_CHANNELS = 4;
+// By FMA, with the loop over taps with and without a fixed height.
+static constexpr int LANE_ROWS = 14;
 
 template <int CHANNELS, int HEIGHT>
 __global__ void __launch_bounds__(FEW_THREADS, 4)
@@ -118,6 +119,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
     float4 *const weights = (float4 *)(patch + FMA_CHANNELS * plane); // [output channel][s][r], from their ends
 
     const int lane_x = warp % p.warps_x * WARP_SIZE + lane, warp_y = warp / p.warps_x * LANE_ROWS;
+    wait_for_predecessor();
+    release_successor();
     for (int64_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
         const int64_t n = tile / (p.tiles_x * p.tiles_y);
         const int rest = (int)(tile - n * (p.tiles_x * p.tiles_y));
@@ -143,54 +146,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
                         v[c] = from[c * p.w.c];
                 weights[i] = make_float4(v[0], v[1], v[2], v[3]);
             }
-            if (p.out.c == 1) {
-#pragma unroll 4
-                for (int i = thread; i < plane; i += FEW_THREADS) {
-                    const int row = quotient(i, p.by_columns), column = i - row * p.columns;
-                    const int y = top + row, x = aligned_left + column;
-                    const bool inside =
-                        (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
-                    const float *const from = image + y * p.out.y + x * p.out.x + first;
-                    float4 v = make_float4(0, 0, 0, 0);
-                    if (p.vector == 16) {
-                        if (inside)
-                            v = *(const float4 *)from;
-                    } else if (inside) {
-                        v.x = from[0];
-                        if (valid > 1)
-                            v.y = from[1];
-                        if (valid > 2)
-                            v.z = from[2];
-                        if (valid > 3)
-                            v.w = from[3];
-                    }
-                    patch[i] = v.x;
-                    patch[plane + i] = v.y;
-                    patch[2 * plane + i] = v.z;
-                    patch[3 * plane + i] = v.w;
-                }
-            } else if (p.vector == 16) {
-                const int quads = p.columns / 4;
-                for (int o = 0; o < valid; o++)
-                    for (int i = thread; i < p.rows * quads; i += FEW_THREADS) {
-                        const int row = quotient(i, p.by_rows), column = (i - row * quads) * 4;
-                        const int y = top + row, x = aligned_left + column;
-                        const bool inside =
-                            (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
-                        copy_to_shared<16>(patch + o * plane + row * p.columns + column,
-                                           inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
-                    }
-            } else {
-                for (int o = 0; o < valid; o++)
-                    for (int i = thread; i < plane; i += FEW_THREADS) {
-                        const int row = quotient(i, p.by_columns), y = top + row,
-                                  x = aligned_left + i - row * p.columns;
-                        const bool inside =
-                            (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
-                        copy_to_shared<4>(patch + o * plane + i,
-                                          inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
-                    }
-            }
+            few_fetch_planes(patch, p, image, first, valid, top, aligned_left);
             cp_async_wait_all();
             __syncthreads();
 
@@ -294,7 +250,8 @@ static cuda_ops_status launch_input(Kernel kernel, const FewProblem &p, size_t s
                                     cudaStream_t stream)
 {
     const int64_t resident_blocks = few_resident_blocks(kernel, FEW_THREADS, shared, device);
-    kernel<<<(unsigned int)(p.tiles < resident_blocks ? p.tiles : resident_blocks), FEW_THREADS, shared, stream>>>(p);
+    launch_dependent(kernel, dim3((unsigned int)(p.tiles < resident_blocks ? p.tiles : resident_blocks)),
+                     dim3(FEW_THREADS), shared, stream, p);
     return launch_status();
 }
 

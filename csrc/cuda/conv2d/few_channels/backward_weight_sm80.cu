@@ -61,8 +61,9 @@ __device__ __forceinline__ void copy_grad(uint32_t *grad, const int *pixel_of, c
     }
 }
 
-// One long function: the copies in flight, the products and the sums over warps share a lane's taps and pixels.
-template <typename T, int MATH, int OUT, int TAPS, int WIDTH>
+// STRIDE: of columns, where WIDTH is more than 1. One long function: the copies in flight, the products and the sums
+// over warps share a lane's taps and pixels.
+template <typename T, int MATH, int OUT, int TAPS, int WIDTH, int STRIDE>
 __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
     conv2d_few_channels_backward_weight_kernel(float *partial, const __grid_constant__ FewProblem p)
 {
@@ -180,12 +181,12 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
                 for (int group = warp_pixels; group < used / 4; group += sharing) {
                     const int offset = offsets[4 * group], valid = offsets[4 * group + 1];
                     if (valid == 4) {
-                        float window[TAPS][3 + WIDTH];
+                        float window[TAPS][3 * STRIDE + WIDTH];
                         if constexpr (WIDTH > 1) {
 #pragma unroll
                             for (int j = 0; j < TAPS; j++)
 #pragma unroll
-                                for (int i = 0; i < 3 + WIDTH; i++)
+                                for (int i = 0; i < 3 * STRIDE + WIDTH; i++)
                                     window[j][i] = __uint_as_float(patch[tap_offsets[j] + offset + i]);
                         } else {
 #pragma unroll
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
                                 for (int i = 0; i < LANE_TAPS; i++) {
                                     const int tap = pixel % 2 ? LANE_TAPS - 1 - i : i; // back and forth
                                     fma_in_order(fma_sum[o][tap], values_of[pixel],
-                                                 window[tap / WIDTH][tap % WIDTH + pixel]);
+                                                 window[tap / WIDTH][tap % WIDTH + STRIDE * pixel]);
                                 }
                         }
                     } else {
@@ -448,16 +449,22 @@ static auto with_tile(const ConvCall &call, Visitor visit)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if constexpr (MATH == FEW_FMA) {
-        const bool unit = s.stride_width == 1 && s.dilation_width == 1;
-        if (unit && s.kernel_width == 7)
-            return visit.template operator()<T, MATH, 4, 3, 7>();
-        if (unit && s.kernel_width == 3)
-            return visit.template operator()<T, MATH, 2, 1, 3>();
-        return visit.template operator()<T, MATH, 2, 8, 1>();
+        const int64_t stride = s.dilation_width == 1 ? s.stride_width : 0;
+        if (stride == 1 && s.kernel_width == 7)
+            return visit.template operator()<T, MATH, 4, 3, 7, 1>();
+        if (stride == 2 && s.kernel_width == 7)
+            return visit.template operator()<T, MATH, 4, 3, 7, 2>();
+        if (stride == 1 && s.kernel_width == 3 && s.in_channels * s.kernel_height <= 4)
+            return visit.template operator()<T, MATH, 2, 1, 3, 1>();
+        if (stride == 1 && s.kernel_width == 3)
+            return visit.template operator()<T, MATH, 2, 3, 3, 1>();
+        if (stride == 2 && s.kernel_width == 3 && s.in_channels > 1)
+            return visit.template operator()<T, MATH, 2, 3, 3, 2>();
+        return visit.template operator()<T, MATH, 2, 8, 1, 1>();
     } else {
         if (s.in_channels * s.kernel_height * s.kernel_width <= 64)
-            return visit.template operator()<T, MATH, 2, 2, 1>();
-        return visit.template operator()<T, MATH, 4, 10, 1>();
+            return visit.template operator()<T, MATH, 2, 2, 1, 1>();
+        return visit.template operator()<T, MATH, 4, 10, 1, 1>();
     }
 }
 
@@ -479,7 +486,7 @@ struct Planner {
     const ConvCall &call;
     ConvDevice device;
 
-    template <typename T, int MATH, int OUT, int TAPS, int WIDTH>
+    template <typename T, int MATH, int OUT, int TAPS, int WIDTH, int STRIDE>
     bool operator()() const
     {
         return plan_weight<FewWeightTile<T, MATH, OUT, TAPS, WIDTH>>(plan, call, device);
@@ -490,10 +497,10 @@ struct Launcher {
     const WeightPlan &plan;
     const ConvCall &call;
 
-    template <typename T, int MATH, int OUT, int TAPS, int WIDTH>
+    template <typename T, int MATH, int OUT, int TAPS, int WIDTH, int STRIDE>
     cuda_ops_status operator()() const
     {
-        const auto kernel = conv2d_few_channels_backward_weight_kernel<T, MATH, OUT, TAPS, WIDTH>;
+        const auto kernel = conv2d_few_channels_backward_weight_kernel<T, MATH, OUT, TAPS, WIDTH, STRIDE>;
         allow_shared_memory(kernel, plan.shared);
         launch_dependent(kernel, plan.grid, THREADS, plan.shared, call.stream, (float *)call.workspace, plan.problem);
         const cuda_ops_status status = launch_status();

@@ -15,8 +15,8 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/mma.cuh"
 
-static constexpr int TILE_PIXELS = 256;
-static constexpr int STEP = 8; // words that an instruction sums over
+static constexpr int TILE_PIXELS = 256, FEWEST_PIXELS = 64; // of a tile; the latter of small images
+static constexpr int STEP = 8;                              // words that an instruction sums over
 
 // Instructions along a warp's pixels. FMA needs many accumulators per operand read, mma.sync more warps.
 template <int MATH>
@@ -99,23 +99,8 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
         const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE, g = lane / 4,
                   t = lane % 4;
         const int first_channel = blockIdx.y * (8 * COLUMNS);
-        for (int i = thread; i < steps * 64 * COLUMNS; i += THREADS) {
-            if constexpr (MATH == FEW_FMA) { // [word][run of 4 channels][t][4]
-                const int word = i / (8 * COLUMNS), rest = i % (8 * COLUMNS);
-                weights[i] = weight_word<T, MATH>(p, word, first_channel + rest);
-            } else {
-                const int of = i % 4, l = i / 4 % WARP_SIZE, j = i / 128 % (COLUMNS / 2) * 2 + of / 2;
-                const int word = i / (64 * COLUMNS) * STEP + of % 2 * 4 + l % 4;
-                weights[i] =
-                    weight_word<T, MATH>(p, word, first_channel + channel_of<sizeof(T)>(j, l / 4 / 2, l / 4 % 2));
-            }
-        }
-        for (int i = thread; i < 8 * COLUMNS; i += THREADS)
-            bias[i] = p.bias != nullptr && first_channel + i < p.out_channels
-                          ? load_as_accumulate(((const T *)p.bias)[first_channel + i])
-                          : 0.0f;
-        for (int i = thread; i < steps * STEP; i += THREADS)
-            table[i] = offset_of_word<MATH>(p, i);
+        wait_for_predecessor();
+        release_successor();
         few_write_coordinates(coordinates, p);
         few_clear_zeros(patches, p);
         few_clear_zeros(patches + p.patch, p);
@@ -137,6 +122,8 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                 group_y[q] = INT_MAX / 2;
         }
 
+        const int words = warp * 8 * PIXELS < p.tile_width * p.tile_height ? p.words : 0; // 0: the warp has no pixels
+
         FewPatch<T, COLUMNS == 8 ? 7 : 3> copy;
         const auto fetch = [&](int64_t tile, uint32_t *patch) {
             const FewTile at = few_tile(p, tile);
@@ -144,10 +131,29 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                        at.x * p.tile_width * p.stride_width - p.padding_left);
         };
         int64_t tile = blockIdx.x;
-        if (tile < p.tiles) {
+        if (tile < p.tiles)
             fetch(tile, patches);
-            copy.store(patches, coordinates, p);
+        // Beside the first patch.
+#pragma unroll 4
+        for (int i = thread; i < steps * 64 * COLUMNS; i += THREADS) {
+            if constexpr (MATH == FEW_FMA) { // [word][run of 4 channels][t][4]
+                const int word = i / (8 * COLUMNS), rest = i % (8 * COLUMNS);
+                weights[i] = weight_word<T, MATH>(p, word, first_channel + rest);
+            } else {
+                const int of = i % 4, l = i / 4 % WARP_SIZE, j = i / 128 % (COLUMNS / 2) * 2 + of / 2;
+                const int word = i / (64 * COLUMNS) * STEP + of % 2 * 4 + l % 4;
+                weights[i] =
+                    weight_word<T, MATH>(p, word, first_channel + channel_of<sizeof(T)>(j, l / 4 / 2, l / 4 % 2));
+            }
         }
+        for (int i = thread; i < 8 * COLUMNS; i += THREADS)
+            bias[i] = p.bias != nullptr && first_channel + i < p.out_channels
+                          ? load_as_accumulate(((const T *)p.bias)[first_channel + i])
+                          : 0.0f;
+        for (int i = thread; i < steps * STEP; i += THREADS)
+            table[i] = offset_of_word<MATH>(p, i);
+        if (tile < p.tiles)
+            copy.store(patches, coordinates, p);
         for (int buffer = 0; tile < p.tiles; tile += gridDim.x, buffer ^= 1) {
             cp_async_wait_all();
             __syncthreads();
@@ -176,7 +182,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                         }
                 };
                 if constexpr (WIDTH > 0) {
-                    const int rows = p.words / WIDTH;
+                    const int rows = words / WIDTH;
 #pragma unroll 1
                     for (int row = 0; row < rows; row++) {
                         const uint32_t *const line = patch + table[row * WIDTH];
@@ -192,7 +198,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                     }
                 } else {
 #pragma unroll 2
-                    for (int word = 0; word < p.words; word++) {
+                    for (int word = 0; word < words; word++) {
                         const uint32_t *const line = patch + table[word];
                         float x[PIXELS];
 #pragma unroll
@@ -203,7 +209,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                 }
             } else {
 #pragma unroll 2
-                for (int step = 0; step < steps; step++) {
+                for (int step = 0; step < (words + STEP - 1) / STEP; step++) {
                     const int near = table[step * STEP + t], far = table[step * STEP + t + 4];
                     uint32_t a[ROWS][4];
 #pragma unroll
@@ -286,8 +292,8 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
     }
 }
 
-// Chooses the tile and its patch. False where none fits.
-static bool plan_forward(FewProblem &p, FewMath math, size_t element, int columns, size_t most_shared, size_t &shared)
+// Chooses a tile of up to `pixels` and its patch. False where none fits.
+static bool plan_tiles(FewProblem &p, FewMath math, int pixels, int columns, size_t most_shared, size_t &shared)
 {
     const bool is_16_bit = math == FEW_16BIT;
     const int64_t words =
@@ -299,8 +305,8 @@ static bool plan_forward(FewProblem &p, FewMath math, size_t element, int column
     const bool single = is_16_bit && p.kernel_width % 2 == 1;
     const int64_t steps = ceil_div(words, STEP);
     double least = 0;
-    for (int width = 4; width <= TILE_PIXELS; width += 4) {
-        const int height = TILE_PIXELS / width;
+    for (int width = 4; width <= pixels; width += 4) {
+        const int height = pixels / width;
         const int64_t rows =
             (int64_t)(height - 1) * p.stride_height + (int64_t)(p.kernel_height - 1) * p.dilation_height + 1;
         const int64_t columns_in =
@@ -327,9 +333,21 @@ static bool plan_forward(FewProblem &p, FewMath math, size_t element, int column
         p.by_rows = make_divisor(p.rows);
         shared = bytes;
     }
-    if (least == 0)
-        return false;
     p.tiles = p.batch * p.tiles_x * p.tiles_y;
+    return least > 0;
+}
+
+// The largest tile that fits, and smaller ones while two multiprocessors would have one between them.
+static bool plan_forward(FewProblem &p, FewMath math, size_t element, int columns, ConvDevice device, size_t &shared)
+{
+    bool fits = false;
+    for (int pixels = TILE_PIXELS; pixels >= FEWEST_PIXELS; pixels /= 2) {
+        fits = plan_tiles(p, math, pixels, columns, few_most_shared(device.capability), shared);
+        if (fits && 2 * p.tiles > device.multiprocessors)
+            break;
+    }
+    if (!fits)
+        return false;
     p.vector = (int)element;
     if (is_aligned_16(p.result)) {
         if (p.out.c == 1 ? p.out_channels % (16 / (int)element) == 0 : p.out_width % 4 == 0)
@@ -360,7 +378,7 @@ static cuda_ops_status launch_forward(const FewProblem &p, size_t shared, ConvDe
     const int64_t channel_tiles = ceil_div(p.out_channels, 8 * COLUMNS);
     const int64_t resident_blocks = ceil_div(few_resident_blocks(kernel, THREADS, shared, device), channel_tiles);
     const dim3 grid((unsigned int)(p.tiles < resident_blocks ? p.tiles : resident_blocks), (unsigned int)channel_tiles);
-    kernel<<<grid, THREADS, shared, stream>>>(p);
+    launch_dependent(kernel, grid, dim3(THREADS), shared, stream, p);
     return launch_status();
 }
 
@@ -369,7 +387,7 @@ static cuda_ops_status launch_forward(FewProblem p, ConvDevice device, cudaStrea
 {
     size_t shared = 0;
     const int columns = forward_columns(p, (FewMath)MATH);
-    if (!plan_forward(p, (FewMath)MATH, sizeof(T), columns, few_most_shared(device.capability), shared))
+    if (!plan_forward(p, (FewMath)MATH, sizeof(T), columns, device, shared))
         return CUDA_OPS_INVALID_ARGUMENT;
     if constexpr (MATH == FEW_FMA) {
         if (forward_width(p, FEW_FMA) == 7)
@@ -386,8 +404,7 @@ static bool forward_supports(const ConvCall &call, ConvDevice device)
     FewProblem p = direct_problem<FewProblem>(call);
     size_t shared = 0;
     const FewMath math = few_math(call);
-    return plan_forward(p, math, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, forward_columns(p, math),
-                        few_most_shared(device.capability), shared);
+    return plan_forward(p, math, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, forward_columns(p, math), device, shared);
 }
 
 static cuda_ops_status forward(const ConvCall &call, ConvDevice device)
@@ -429,11 +446,28 @@ Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
 // Tiles have 32 output channels or more. With fewer they are still faster than other paths (measured at 4 and 6), but
 // for a single input channel, which the depthwise path takes, and for 4 output channels by FMA. backward_input sums
 // over output channels, in slices of 8 to 32.
-Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
+//
+// By FMA a tile takes long where rows of the kernel are not read at once (strides): some 50 us with 3 channels and 7x7,
+// forward and for the gradient of input. Below so many tiles to eight multiprocessors simt's smaller ones are faster,
+// as an H200 had it.
+static constexpr int64_t STRIDED_TILES = 12, STRIDED_TILES_3X3 = 6;
+static constexpr int64_t STRIDED_TILES_BACKWARD = 2, STRIDED_TILES_BACKWARD_3X3 = 1;
+
+Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if (call.pass == CUDA_OPS_CONV2D_FORWARD && s.kernel_height * s.kernel_width == 1)
         return no("a 1x1 kernel has no taps whose pixels it could share");
+    if (few_math(call) == FEW_FMA && s.stride_height * s.stride_width > 1) {
+        const int64_t tiles = ceil_div(s.batch * s.out_height * s.out_width, TILE_PIXELS);
+        const bool is_small = s.kernel_height * s.kernel_width <= 9;
+        const int64_t enough = call.pass == CUDA_OPS_CONV2D_FORWARD ? (is_small ? STRIDED_TILES_3X3 : STRIDED_TILES)
+                               : call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT
+                                   ? (is_small ? STRIDED_TILES_BACKWARD_3X3 : STRIDED_TILES_BACKWARD)
+                                   : 0;
+        if (8 * tiles < enough * device.multiprocessors)
+            return no("too few tiles, of which each takes long");
+    }
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s.stride_height == 1 && s.stride_width == 1)
         return s.out_channels > 1 ? YES : no("a single output channel");
     return s.out_channels >= 8 || (s.in_channels > 1 && s.out_channels >= (few_math(call) == FEW_FMA ? 6 : 4))

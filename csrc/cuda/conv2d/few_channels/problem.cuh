@@ -78,9 +78,10 @@ __device__ __forceinline__ void few_write_coordinates(uint32_t *coordinates, con
 
 // Copies the patch whose corner is row y0, column x0 of image `n` of the input, around the arithmetic of another tile:
 // `fetch` starts the loads, `store` may wait for them. float32 goes by cp.async; 16-bit elements, which go to two words
-// each, wait in AHEAD registers, and what exceeds these is copied by `store`.
+// each, wait in AHEAD registers, and what exceeds these is copied by `store`, AT_ONCE elements of a thread at a time.
 template <typename T, int AHEAD>
 struct FewPatch {
+    static constexpr int AT_ONCE = 8;
     uint32_t ahead[AHEAD];
     const T *image;
     int y0, x0;
@@ -148,8 +149,20 @@ struct FewPatch {
                 if (i < count)
                     put(patch, p, i, coordinates[i], ahead[k]);
             }
-            for (int i = threadIdx.x + AHEAD * blockDim.x; i < count; i += blockDim.x)
-                put(patch, p, i, coordinates[i], element_at(p, coordinates[i]));
+            for (int first = threadIdx.x + AHEAD * blockDim.x; first < count; first += AT_ONCE * blockDim.x) {
+                uint32_t bits[AT_ONCE];
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    const int i = first + k * blockDim.x;
+                    bits[k] = i < count ? element_at(p, coordinates[i]) : 0;
+                }
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    const int i = first + k * blockDim.x;
+                    if (i < count)
+                        put(patch, p, i, coordinates[i], bits[k]);
+                }
+            }
         }
     }
 };
