@@ -38,13 +38,15 @@ from cuda_ops._library import ops
 MEAN, WORST = 0.03, 0.15  # what the choice aims at
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_K = 64  # of a split
+NARROW_SPLITS = (16, 33, 66, 132, 264)
 SIZES = {"m": (1, 8192), "n": (1, 8192), "k": (8, 8192), "channels": (3, 1024), "plane": (4, 112)}
 MOST_ELEMENTS, MOST_PRODUCTS = 1 << 26, 5e10  # of a draw
 FINALISTS = 3  # of which, and of the choice, the regret is told
 HOPELESS, HOST = 3, 3e-4  # times the choice's time, and seconds that an eager call's host part may take beside
-SIMT, MMA, SM90, SM90_SKINNY, DIRECT, PADDED = 10, 11, 13, 14, 15, 16  # csrc/cuda/gemm/paths.h
+SIMT, MMA, SM90, SM90_SKINNY, DIRECT, PADDED, NARROW = 10, 11, 13, 14, 15, 16, 17  # csrc/cuda/gemm/paths.h
 PADDED_SKINNY = 32
 NAMES = {SIMT: "simt", MMA: "mma", SM90: "sm90", SM90_SKINNY: "sm90_skinny", DIRECT: "direct", PADDED: "padded"}
+NAMES |= {NARROW: "narrow"}
 CONV_PATHS = ("simt", "mma", "sm90", "sm90_halo", "gemm_1x1", "few_channels", "depthwise", "winograd", "padded")
 CONV_PATHS += ("im2col",)
 PASSES = {"forward": (), "gradient of input": (0,), "gradient of weight": (1,)}
@@ -182,6 +184,10 @@ def plans(draw: Gemm, known: dict[str, list[dict]], multiprocessors: int) -> lis
     """Path, tile, splits of k and whether the operands are exchanged, of all that may take the product: which do, a
     call tells. Splits as far as they fill the GPU twice."""
     found = {(SIMT, 0, 1, 0): None} if DTYPES[draw.dtype] == torch.float32 else {}
+    if draw.batch == 1 and draw.order[0] == "N":
+        found[NARROW, 0, 1, 0] = None
+    elif draw.batch == 1 and draw.order == "TN":
+        found |= {(NARROW, 0, splits, 0): None for splits in NARROW_SPLITS if draw.k >= splits * LEAST_K}
     for row in rows_for(draw, known):
         path, tile = row["path"], row["tile"]
         for swapped in (0, 1) if path in (SM90, SM90_SKINNY) else (0,):

@@ -25,6 +25,7 @@ ROW = re.compile(r"^    \{(.*)\},$")
 # dtype and storage order that a table's times are measured with. fp16 and bf16 take all orders in about the same time.
 TABLES = {
     "HALVES_TIMES": (torch.bfloat16, "NT"),
+    "HALVES_LONG_TIMES": (torch.bfloat16, "NT"),
     "TF32_NT_TIMES": (torch.float32, "NT"),
     "TF32_TIMES": (torch.float32, "NN"),
     "TF32_TN_TIMES": (torch.float32, "TN"),

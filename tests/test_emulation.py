@@ -29,6 +29,7 @@ OPS = {
         ["gemm/direct/mma.cu", "gemm/mma/mma.cu", *(f"gemm/mma/{t}.cu" for t in TENSOR_CORES), "gemm/split_k.cu"],
         20,
     ),
+    "gemm_narrow": (["gemm/narrow", "gemm/split_k.cu"], 40),
     "dropout": (["dropout.cu"], 60),
     "prelu": (["prelu.cu"], 40),
     "scatter": (["scatter.cu"], 40),

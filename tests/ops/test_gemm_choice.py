@@ -105,3 +105,30 @@ def test_a_short_operand_is_copied_k_major(call):
 @pytest.mark.parametrize("call", NOT_COPIED, ids=lambda c: f"{c[1]}x{c[2]}x{c[3]}")
 def test_a_long_operand_is_not_copied(call):
     assert chosen(*call) != "padded"
+
+
+# Long operands of few columns, as 1x1 convolutions between few channels have them; and too wide or too short ones.
+NARROW = [
+    (1, 230400, 14, 34, "NT", "bfloat16"),
+    (1, 230400, 34, 14, "NN", "bfloat16"),
+    (1, 14, 34, 230400, "TN", "bfloat16"),
+    (1, 802816, 15, 15, "NT", "float16"),
+    (1, 574592, 16, 16, "NN", "float32"),
+    (1, 16, 16, 574592, "TN", "float32"),
+    (1, 24, 72, 387200, "TN", "float16"),
+]
+NOT_NARROW = [
+    (1, 206400, 144, 32, "NN", "float16"),
+    (1, 1600, 24, 24, "NT", "bfloat16"),
+    (1, 96, 48, 277777, "TN", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize("call", NARROW, ids=lambda c: f"{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[5]}")
+def test_long_operands_of_few_columns_stream(call):
+    assert chosen(*call) == "narrow"
+
+
+@pytest.mark.parametrize("call", NOT_NARROW, ids=lambda c: f"{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[5]}")
+def test_wide_or_short_ones_do_not(call):
+    assert chosen(*call) != "narrow"

@@ -201,7 +201,8 @@ def run_depthwise():
 
 
 def run_plans():
-    """Tiles of mma (float64), sm90, sm90_skinny, padded, direct, k whole and split, at a size none divides; a batch."""
+    """Tiles of mma (float64), sm90, sm90_skinny, padded, direct, narrow, k whole and split, at a size none divides; a
+    batch."""
     from cuda_ops._library import ops
 
     plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]
@@ -240,6 +241,11 @@ def run_plans():
         a, b = (torch.randn(lines, 200, device="cuda", dtype=dtype) for lines in (72, 134))
         for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T.contiguous())):
             ops.gemm_planned(*operands, (15, tile, splits, 0))
+    # narrow: rows of several alignments, and a k that several blocks share.
+    for width, dtype in itertools.product((33, 34, 40), [torch.float32, torch.float16, torch.bfloat16]):
+        a, b, c = (torch.randn(lines, width, device="cuda").to(dtype) for lines in (999, 72, 999))
+        ops.gemm_planned(a, b.T, (17, 0, 1, 0))
+        ops.gemm_planned(a.T, c, (17, 0, 3, 0))
 
 
 def run_mnist_step():

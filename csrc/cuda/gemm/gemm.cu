@@ -45,6 +45,9 @@ static const GemmPath PATHS[] = {
     {16, "padded", "gemm/padded.cu",
      "gemm_align_kernel gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_triple_kernel gemm_sm90_skinny_kernel",
      gemm_padded_supports, gemm_padded_workspace, gemm_padded},
+    // 17: a long operand with few columns.
+    {17, "narrow", "gemm/narrow/", "gemm_narrow_rows_kernel gemm_narrow_columns_kernel", gemm_narrow_supports,
+     gemm_narrow_workspace, gemm_narrow},
 };
 
 static const GemmPath *path_numbered(int number)
@@ -71,6 +74,9 @@ static const int PREFERENCE[] = {GEMM_SM90, GEMM_MMA, GEMM_SIMT};
 // but never faster than its bytes can be moved. The model is within some 5 % of the measured time where D has many
 // tiles.
 static constexpr double BYTES_RATE = 4.9e6; // a microsecond
+// And where a small D is summed over many rows of both operands, which are short.
+static constexpr double NARROW_BYTES_RATE = 3.3e6;
+static constexpr int64_t LONG_K = 8192, FEW_SUMS = 65536;
 // Of the splits' partial sums, written and read again; they stay in the L2 cache as a rule.
 static constexpr double PARTIAL_BYTES_RATE = 3.7e6, FLOAT64_PARTIAL_BYTES_RATE = 3e6;
 // The kernel that adds the splits waits for memory once for as many of them as it has in flight.
@@ -106,12 +112,12 @@ static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64
 // are rows of A and columns of B), and wait for it: a step that is not full takes as long. One is longer where lines
 // are no whole aligned vectors of 16 bytes, on the tensor cores for as many lines as there are. Blocks that share an SM
 // add a start and an end each, and a share of their steps: on the tensor cores these hide in one another's waits.
-static constexpr double DIRECT_ELEMENTS = 0.37, DIRECT_AROUND = 0.44;   // microseconds a step, for 16 lines of 16 bits
+static constexpr double DIRECT_ELEMENTS = 0.6, DIRECT_AROUND = 0.6;     // microseconds a step, for 16 lines of 16 bits
 static constexpr double DIRECT_CORES_ELEMENTS = 0.27;                   // likewise, for 32 lines of float32
 static constexpr double DIRECT_BLOCK = 0.43, DIRECT_CORES_BLOCK = 0.65; // microseconds
 static constexpr double DIRECT_SHARED = 0.14, DIRECT_CORES_SHARED = 1.03;
-static constexpr double DIRECT_SHARED_LOADS = 0.24; // of loads by elements, or around
-static constexpr double DIRECT_MOST = 0.22;         // the weight of the SM with most blocks; the mean has the rest
+static constexpr double DIRECT_SHARED_LOADS = 0.5; // of loads by elements, or around
+static constexpr double DIRECT_MOST = 0.22;        // the weight of the SM with most blocks; the mean has the rest
 
 static bool has_model_of_steps(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -282,13 +288,21 @@ static double sum_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t 
     return loads > sum ? loads : sum;
 }
 
+// k of a split, of which the paths with TMA load stages of 128 bytes a row, the last one as long as the others.
+static int64_t whole_stages(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t k)
+{
+    const int64_t stage = 128 / dtype_size(p.dtype);
+    return t.path == GEMM_SM90 || t.path == GEMM_SM90_SKINNY ? ceil_div(k, stage) * stage : k;
+}
+
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                        bool transposed, GemmDevice device)
 {
     const double bytes = (double)dtype_size(p.dtype) *
                          ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
                           (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
-    const double copying = bytes / BYTES_RATE;
+    const bool narrow = p.transpose_a && !p.transpose_b && p.k >= LONG_K && p.batch * p.m * p.n <= FEW_SUMS;
+    const double copying = bytes / (narrow ? NARROW_BYTES_RATE : BYTES_RATE);
     const int64_t sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
     const double partial_rate = p.dtype == CUDA_OPS_FLOAT64 ? FLOAT64_PARTIAL_BYTES_RATE : PARTIAL_BYTES_RATE;
     const bool splits_last_wave = t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && t.tile == 0 && splits == 1;
@@ -297,7 +311,8 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
     const bool steps = has_model_of_steps(t, p);
     double time =
         steps ? direct_microseconds(t, p, splits, device)
-              : waves * (sum_of(t, p, m, n, transposed) * (double)ceil_div(p.k, splits) / 1024 + rest_of(t, p, m, n));
+              : waves * (sum_of(t, p, m, n, transposed) * (double)whole_stages(t, p, ceil_div(p.k, splits)) / 1024 +
+                         rest_of(t, p, m, n));
     if (t.path == GEMM_SM90_SKINNY)
         time += SKINNY_BLOCK * (double)(ceil_div(m, t.m) * ceil_div(n, t.n) * p.batch * splits);
     if (splits > 1 && !steps) // partial sums go from block to block, or through device memory
@@ -305,7 +320,7 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
                 : splits_in_clusters(t.path)
                     ? t.split * (double)(splits - 1)
                     : t.split + (double)(2 * sum_size * splits * p.batch * m * n) / partial_rate +
-                          ADDING_ROUND * (double)((splits - 1) / GEMM_SPLITS_IN_FLIGHT);
+                          ADDING_ROUND * (double)((splits - 1) / gemm_splits_in_flight(p, splits));
     // The shorter of the two is not hidden altogether; adding a part of it also orders the tiles where bytes decide.
     const double both = time > copying ? time + NOT_HIDDEN * copying : copying + NOT_HIDDEN * time;
     if (!steps && !stores_tiles(t, p))
@@ -430,20 +445,36 @@ static bool has_long_epilogue(const GemmPlan &plan, const cuda_ops_gemm_problem 
            ceil_div(p.m, 256) * ceil_div(p.n, 128) * p.batch <= device.multiprocessors / 2;
 }
 
+// Of what simt's model expects, in products of layers, as a median.
+static constexpr double SIMT_TAKES = 0.92;
+
+// Products with times of their own: of many multiply-adds, and the gradients of weights of many rows.
+static constexpr double LONG = 1.6e10;
+
+static bool is_long(const cuda_ops_gemm_problem &p)
+{
+    return (double)p.batch * (double)p.m * (double)p.n * (double)p.k >= LONG ||
+           (p.transpose_a && !p.transpose_b && p.k >= LONG_K);
+}
+
 // By the tables. path 0: none has a row for the problem. only: the path that is wanted, or 0.
 static GemmPlan tabled_plan(const GemmCall &call, GemmDevice device, int only, double *microseconds)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     if (p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16) {
-        const GemmPlan plan = fastest_plan(HALVES_TIMES, call, device, only, microseconds);
+        const GemmPlan plan = is_long(p) ? fastest_plan(HALVES_LONG_TIMES, call, device, only, microseconds)
+                                         : fastest_plan(HALVES_TIMES, call, device, only, microseconds);
         return has_long_epilogue(plan, p, device) ? GemmPlan{GEMM_SM90, COOPERATIVE, 1, 0, plan.group} : plan;
     }
     if (p.dtype == CUDA_OPS_FLOAT64)
         return fastest_plan(FLOAT64_TIMES, call, device, only, microseconds);
     if (p.dtype == CUDA_OPS_FLOAT32 && gemm_direct_uses_cores(p, device)) {
         const GemmPlan plan = fastest_plan(FLOAT32_TIMES, call, device, only, microseconds);
-        const bool tiled = only == 0 && gemm_simt_microseconds(p, device) < *microseconds;
-        return tiled ? GemmPlan{GEMM_SIMT, 0, 1, 0, 8} : plan;
+        const double tiled = SIMT_TAKES * gemm_simt_microseconds(p, device);
+        if (only != 0 || tiled >= *microseconds)
+            return plan;
+        *microseconds = tiled;
+        return {GEMM_SIMT, 0, 1, 0, 8};
     }
     if (p.dtype == CUDA_OPS_FLOAT32 && p.transpose_a && !p.transpose_b)
         return fastest_plan(TF32_TN_TIMES, call, device, only, microseconds);
@@ -473,11 +504,18 @@ static GemmPlan padded_plan(const GemmCall &call, GemmDevice device, double *mic
 static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
 {
     double least = 0, padded = 0;
-    const GemmPlan plan = tabled_plan(call, device, only, &least);
-    if ((only != 0 && only != GEMM_PADDED) || !gemm_padded_supports(call, device))
-        return plan;
-    const GemmPlan copied = padded_plan(call, device, &padded);
-    return plan.path == 0 || padded < least ? copied : plan;
+    if (only == GEMM_NARROW)
+        return gemm_narrow_plan(call.problem, device);
+    GemmPlan plan = tabled_plan(call, device, only, &least);
+    if ((only == 0 || only == GEMM_PADDED) && gemm_padded_supports(call, device)) {
+        const GemmPlan copied = padded_plan(call, device, &padded);
+        if (plan.path == 0 || padded < least)
+            plan = copied, least = padded;
+    }
+    if (only == 0 && plan.path != 0 && gemm_narrow_supports(call, device) &&
+        gemm_narrow_microseconds(call.problem, device) < least)
+        return gemm_narrow_plan(call.problem, device);
+    return plan;
 }
 
 // Whether the plan's kernel can also store the preactivation.
@@ -571,6 +609,8 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
         return gemm_direct_planned(call, device, plan);
     case GEMM_PADDED:
         return gemm_padded_planned(call, device, plan);
+    case GEMM_NARROW:
+        return gemm_narrow_planned(call, device, plan);
     default:
         return path_numbered(plan.path)->launch(call, device);
     }
@@ -590,7 +630,7 @@ extern "C" int cuda_ops_gemm_path_cuda(const cuda_ops_gemm_problem *problem, int
 // The ladder's rungs that the choice never takes are reported too, since they can be forced.
 static bool is_never_chosen(int path)
 {
-    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_PADDED;
+    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_NARROW;
 }
 
 extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem,
@@ -687,7 +727,7 @@ static GemmPlan internal(const cuda_ops_gemm_problem &p, const cuda_ops_gemm_pla
 }
 
 // Of k: a tile that shares its SM with another, for each place on the GPU.
-static constexpr int MOST_SM90_SPLITS = 264;
+static constexpr int MOST_SM90_SPLITS = 264, MOST_NARROW_SPLITS = 528;
 
 // Whether a kernel takes a plan that the caller made (tests and the tuner).
 static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm_plan &plan)
@@ -703,6 +743,7 @@ static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm
                            : kernel == GEMM_SM90        ? MOST_SM90_SPLITS
                            : kernel == GEMM_SM90_SKINNY ? 8
                            : kernel == GEMM_DIRECT      ? 16
+                           : kernel == GEMM_NARROW      ? MOST_NARROW_SPLITS
                                                         : 1);
 }
 
@@ -734,6 +775,8 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
         return gemm_sm90_planned_workspace(*problem, internal(*problem, *plan));
     if (plan->path == GEMM_PADDED)
         return gemm_padded_planned_workspace(*problem, internal(*problem, *plan));
+    if (plan->path == GEMM_NARROW)
+        return gemm_narrow_planned_workspace(*problem, internal(*problem, *plan));
     return path && path->workspace ? path->workspace(*problem, current_device()) : 0;
 }
 

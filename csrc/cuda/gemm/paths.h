@@ -21,7 +21,7 @@ struct GemmCall {
 typedef Device GemmDevice;
 
 // The numbers of the paths that production takes, and of tma_wgmma (ladder/).
-enum { GEMM_SIMT = 10, GEMM_MMA, GEMM_TMA_WGMMA, GEMM_SM90, GEMM_SM90_SKINNY, GEMM_DIRECT, GEMM_PADDED };
+enum { GEMM_SIMT = 10, GEMM_MMA, GEMM_TMA_WGMMA, GEMM_SM90, GEMM_SM90_SKINNY, GEMM_DIRECT, GEMM_PADDED, GEMM_NARROW };
 
 // cuda_ops_gemm_path_cuda for any device.
 int gemm_path_on(const cuda_ops_gemm_problem &problem, GemmDevice device, int path = CUDA_OPS_GEMM_FASTEST);
@@ -103,6 +103,12 @@ static inline GemmPlan gemm_padded_product(const GemmPlan &plan)
 int64_t gemm_padded_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
 cuda_ops_status gemm_padded_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
+// narrow's. The splits of a plan are the blocks that share a long k.
+GemmPlan gemm_narrow_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+double gemm_narrow_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
+int64_t gemm_narrow_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
+cuda_ops_status gemm_narrow_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
 // direct's. float64, and float32 without TF32, run on the CUDA cores and have several tiles.
 bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &problem, GemmDevice device);
 GemmPlan gemm_direct_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
@@ -124,6 +130,8 @@ double gemm_simt_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice d
 // For paths that split k: split i leaves its sums, without alpha, bias and activation, at workspace[i][batch][m][n] in
 // the accumulation type; gemm_add_splits makes D of them.
 static constexpr int GEMM_SPLITS_IN_FLIGHT = 16; // whose sums a thread of gemm_add_splits loads at once
+// How many splits of D's elements gemm_add_splits then has on their way: more where eight warps share them.
+int64_t gemm_splits_in_flight(const cuda_ops_gemm_problem &problem, int64_t splits);
 int64_t gemm_splits_bytes(const cuda_ops_gemm_problem &problem, int64_t splits);
 cuda_ops_status gemm_add_splits(const GemmCall &call, int64_t splits);
 
@@ -164,6 +172,10 @@ cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device);
 Answer gemm_padded_supports(const GemmCall &call, GemmDevice device);
 int64_t gemm_padded_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_padded(const GemmCall &call, GemmDevice device);
+// 17: a long operand with few columns.
+Answer gemm_narrow_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_narrow_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_narrow(const GemmCall &call, GemmDevice device);
 // clang-format on
 
 #endif

@@ -1,0 +1,89 @@
+"""gemm's path narrow, for long operands of few columns, and the sums of many splits."""
+
+import itertools
+
+import pytest
+import torch
+
+from cuda_ops import functional as F
+from cuda_ops._library import ops
+
+SM90, NARROW = 13, 17  # the paths' numbers
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+NORM = {torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 5e-3}
+
+
+def matrix(rows, columns, dtype, turned=False, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed + rows + 7 * columns)
+    sizes = (columns, rows) if turned else (rows, columns)
+    found = torch.randn(sizes, device="cuda", generator=generator).to(dtype)
+    return found.mT if turned else found
+
+
+def check(actual, expected, dtype, what):
+    expected = expected.double()
+    error = (actual.double() - expected).norm() / expected.norm()
+    assert error < NORM[dtype], f"{what}: {error:.2e}"
+    assert (actual.double() - expected).abs().max() <= 8 * NORM[dtype] * expected.abs().max(), what
+
+
+def needs(capability):
+    if torch.cuda.get_device_capability() < capability:
+        pytest.skip(f"needs compute capability {'.'.join(map(str, capability))}")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows(dtype):
+    """A long D: rows of every alignment, less than a run of 32, some runs, and more than a wave of blocks has."""
+    needs((8, 0))
+    columns = [(34, 14), (16, 16), (24, 122), (1, 3), (33, 7), (88, 24), (40, 72)]
+    for m, (k, n), turned in itertools.product((1, 31, 1000, 100003), columns, (False, True)):
+        a, b = matrix(m, k, dtype), matrix(k, n, dtype, turned, seed=1)
+        d = ops.gemm_planned(a, b, (NARROW, 0, 1, 0))
+        check(d, a.double() @ b.double(), dtype, f"{m}x{n}x{k} {turned}")
+        assert torch.equal(d, ops.gemm_planned(a, b, (NARROW, 0, 1, 0)))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_columns(dtype):
+    """A long k: D in one piece and in several, exchanged or not, by one block and by many."""
+    needs((8, 0))
+    # float32 has room for half as many.
+    columns = [(14, 34), (34, 14), (48, 52), (3, 1), (24, 80), (80, 24), (17, 65)]
+    columns += [(64, 64), (24, 128), (144, 24)] if dtype.itemsize == 2 else []
+    for k, (m, n), splits in itertools.product((2, 33, 4097, 60000), columns, (1, 5, 132)):
+        a, b = matrix(m, k, dtype, True), matrix(k, n, dtype, seed=1)
+        d = ops.gemm_planned(a, b, (NARROW, 0, splits, 0))
+        check(d, a.double() @ b.double(), dtype, f"{m}x{n}x{k} in {splits}")
+        assert torch.equal(d, ops.gemm_planned(a, b, (NARROW, 0, splits, 0)))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layers(dtype, monkeypatch):
+    """linear with its bias, its relu and its gradients; a call that the path does not take."""
+    needs((8, 0))
+    monkeypatch.setenv("CUDA_OPS_GEMM_PATH", "narrow")
+    x, weight, bias = matrix(5000, 24, dtype), matrix(34, 24, dtype, seed=1), matrix(1, 34, dtype, seed=2)[0]
+    y = x.double() @ weight.double().mT + bias.double()
+    check(F.linear(x, weight, bias), y, dtype, "linear")
+    grad = matrix(5000, 34, dtype, seed=3)
+    check(ops.linear_backward_input(grad, weight), grad.double() @ weight.double(), dtype, "gradient of input")
+    check(ops.linear_backward_weight(grad, x), grad.double().mT @ x.double(), dtype, "gradient of weight")
+    with pytest.raises(NotImplementedError, match="CUDA_OPS_GEMM_PATH=narrow cannot"):
+        F.linear(matrix(64, 2000, dtype), matrix(64, 2000, dtype))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_many_splits(dtype):
+    """Up to 16 are added by a thread each, more by eight warps."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma is of compute capability 9.0")
+    for splits in (16, 17, 100, 264):
+        a, b = matrix(72, 40000, dtype, True), matrix(40000, 104, dtype, seed=1)
+        d = ops.gemm_planned(a, b, (SM90, 6, splits, 0))
+        check(d, a.double() @ b.double(), dtype, f"{splits} splits")
+        assert torch.equal(d, ops.gemm_planned(a, b, (SM90, 6, splits, 0)))
