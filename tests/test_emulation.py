@@ -45,7 +45,7 @@ OPS = {
     ),
     "winograd": (["conv2d/winograd"], 60),
     "conv2d_padded": (
-        ["conv2d/mma", *(f"conv2d/{name}.cu" for name in PADDED), "transpose_images.cu"],
+        ["conv2d/mma", "conv2d/grouped", *(f"conv2d/{name}.cu" for name in PADDED), "transpose_images.cu"],
         60,
     ),
     "depthwise": (["conv2d/depthwise", "conv2d/split_k.cu"], 20),

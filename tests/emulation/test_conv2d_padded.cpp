@@ -54,7 +54,7 @@ double conv2d_simt_microseconds(const ConvCall &, ConvDevice)
 {
     return 1e9;
 }
-static int64_t padded_calls, mma_calls;
+static int64_t padded_calls, mma_calls, grouped_calls;
 
 // One element in twenty of some arrays.
 static void spoil(const Array &array)
@@ -74,6 +74,11 @@ static void padded(int64_t number)
     s.batch = random_in(1, 3);
     s.groups = one_in(2) ? 1 : random_in(2, 5);
     s.in_channels = s.groups * random_size(20), s.out_channels = s.groups * random_size(20);
+    // Groups of whole vectors are grouped's and mma's.
+    const int64_t vector = dtype == CUDA_OPS_FLOAT32 ? 4 : 8;
+    const bool whole = s.groups > 1 && !one_in(3);
+    if (whole)
+        s.in_channels = s.groups * vector * random_in(1, 5), s.out_channels = s.groups * vector * random_in(1, 5);
     s.kernel_height = random_in(1, 3), s.kernel_width = random_in(1, 4);
     s.stride_height = random_in(1, 3), s.stride_width = random_in(1, 2);
     s.dilation_height = random_in(1, 2), s.dilation_width = random_in(1, 3);
@@ -85,14 +90,14 @@ static void padded(int64_t number)
     s.in_height = reach_y - s.padding_top + random_in(-2, s.stride_height - 1);
     s.in_width = reach_x - s.padding_left + random_in(-1, s.stride_width - 1);
     s.in_height = s.in_height < 1 ? 1 : s.in_height, s.in_width = s.in_width < 1 ? 1 : s.in_width;
-    s.input_channels_last = one_in(2), s.weight_channels_last = one_in(2), s.output_channels_last = one_in(2);
+    s.input_channels_last = whole || one_in(2), s.weight_channels_last = one_in(2);
+    s.output_channels_last = whole || one_in(2);
     s.allow_tf32 = 1;
     const cuda_ops_conv2d_pass pass = (cuda_ops_conv2d_pass)random_below(3);
     const int64_t C = s.in_channels, K = s.out_channels, N = s.batch, c = C / s.groups, k = K / s.groups;
     const int64_t taps = s.kernel_height * s.kernel_width;
     const ConvSizes sizes(s);
     // Only images that are copied may begin anywhere.
-    const int64_t vector = dtype == CUDA_OPS_FLOAT32 ? 4 : 8;
     const bool any_address = !all_aligned;
     all_aligned =
         !any_address || (c % vector == 0 && (s.input_channels_last || C == 1 || s.in_height * s.in_width == 1));
@@ -131,20 +136,37 @@ static void padded(int64_t number)
         fail("padded %s", pads ? "takes it" : conv2d_padded_supports(call, device).why_not);
     if (!pads && !by_mma)
         return;
+    const ConvSums expected = sums_of(pass, s, operands);
+    const auto check = [&](const char *path) {
+        // The inputs are exact in TF32 too.
+        for (int64_t i = 0; i < sizes.of[pass]; i++)
+            expect_near(path, i, result[i], expected.values[(size_t)i],
+                        rounding_of(dtype) * fabs(expected.values[(size_t)i]) + 1e-5 * expected.magnitudes[(size_t)i] +
+                            1e-6);
+    };
     run(call, pads ? conv2d_padded_workspace : conv2d_mma_workspace, pads ? conv2d_padded : conv2d_mma);
     (pads ? padded_calls : mma_calls)++;
-
-    const ConvSums expected = sums_of(pass, s, operands);
-    // The inputs are exact in TF32 too.
+    check(pads ? "result of padded" : "result of mma");
+    if (!conv2d_grouped_supports(call, device))
+        return;
     for (int64_t i = 0; i < sizes.of[pass]; i++)
-        expect_near("result", i, result[i], expected.values[(size_t)i],
-                    rounding_of(dtype) * fabs(expected.values[(size_t)i]) + 1e-5 * expected.magnitudes[(size_t)i] +
-                        1e-6);
+        set(result.data, i, NAN, dtype);
+    run(call, conv2d_grouped_workspace, conv2d_grouped);
+    grouped_calls++;
+    check("result of grouped");
+    if (dtype != CUDA_OPS_FLOAT32)
+        return;
+    call.sizes.allow_tf32 = 0; // multiply-adds
+    for (int64_t i = 0; i < sizes.of[pass]; i++)
+        set(result.data, i, NAN, dtype);
+    run(call, conv2d_grouped_workspace, conv2d_grouped);
+    check("result of grouped in float32");
 }
 
 int main(int argc, char **argv)
 {
     const int status = run_cases(argc, argv, "conv2d_padded", padded);
-    printf("conv2d_padded: %lld calls padded, %lld by mma\n", (long long)padded_calls, (long long)mma_calls);
+    printf("conv2d_padded: %lld calls padded, %lld by mma, %lld by grouped\n", (long long)padded_calls,
+           (long long)mma_calls, (long long)grouped_calls);
     return status;
 }

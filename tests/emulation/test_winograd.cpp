@@ -48,10 +48,13 @@ static void winograd(int64_t number)
     cuda_ops_conv2d_sizes s = {};
     const int64_t paddings_y = random_in(0, 5), paddings_x = random_in(0, 5);
     s.batch = random_in(1, 3);
-    s.groups = s.stride_height = s.stride_width = s.dilation_height = s.dilation_width = 1;
+    s.groups = one_in(3) ? random_in(2, 4) : 1;
+    s.stride_height = s.stride_width = s.dilation_height = s.dilation_width = 1;
     s.kernel_height = s.kernel_width = 3;
     s.in_channels = one_in(3) ? random_in(1, 45) : random_in(1, 8);
     s.out_channels = one_in(3) ? random_in(1, 45) : random_in(1, 8);
+    if (s.groups > 1)
+        s.in_channels = s.groups * 4 * random_in(1, 5), s.out_channels = s.groups * 4 * random_in(1, 5);
     s.in_height = random_in(paddings_y < 2 ? 3 - paddings_y : 1, 14);
     s.in_width = random_in(paddings_x < 2 ? 3 - paddings_x : 1, 18);
     s.padding_top = random_in(0, paddings_y);
@@ -68,12 +71,13 @@ static void winograd(int64_t number)
     const Array output = Array(sizes.of[0], CUDA_OPS_FLOAT32).random(), bias = Array(K, CUDA_OPS_FLOAT32).random();
     const Array result(sizes.of[pass], CUDA_OPS_FLOAT32);
     const bool with_bias = pass == CUDA_OPS_CONV2D_FORWARD && one_in(2);
-    describe("case %lld: pass %d, F(%lld), %lld x %lld -> %lld, %lld x %lld, padding %lld of %lld, %lld of %lld, "
+    describe("case %lld: pass %d, F(%lld), %lld x %lld -> %lld of %lld groups, %lld x %lld, padding %lld of %lld, %lld "
+             "of %lld, "
              "channels_last %d %d %d",
              (long long)number, pass, (long long)s.winograd, (long long)N, (long long)C, (long long)K,
-             (long long)s.in_height, (long long)s.in_width, (long long)s.padding_top, (long long)paddings_y,
-             (long long)s.padding_left, (long long)paddings_x, s.input_channels_last, s.weight_channels_last,
-             s.output_channels_last);
+             (long long)s.groups, (long long)s.in_height, (long long)s.in_width, (long long)s.padding_top,
+             (long long)paddings_y, (long long)s.padding_left, (long long)paddings_x, s.input_channels_last,
+             s.weight_channels_last, s.output_channels_last);
 
     const ConvOperands operands = {input, weight, output, with_bias ? &bias : nullptr, result};
     ConvCall call = call_of(pass, s, operands);

@@ -49,10 +49,22 @@ def test_groups_with_enough_channels_go_to_wgmma():
     assert set(chosen((64, 896, 20, 20), (896, 128, 3, 3), groups=7, padding=1, stride=2).values()) == {"sm90"}
     ragged = chosen((4, 1056, 28, 28), (1056, 264, 3, 3), groups=4, padding=1)
     assert ragged == {"forward": "sm90", "gradient of input": "sm90", "gradient of weight": "mma"}
-    # Slices of 64 channels would be mostly empty.
-    narrow = chosen((16, 168, 40, 40), (168, 24, 3, 3), groups=7, padding=1, stride=2)
-    assert narrow == {"forward": "mma", "gradient of input": "sm90", "gradient of weight": "mma"}
-    assert set(chosen((64, 256, 28, 28), (256, 8, 3, 3), groups=32, padding=1).values()) == {"mma"}
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "tf32", "float32"])
+def test_groups_of_few_channels_share_tiles(kind):
+    """Slices and tiles of a group alone would be mostly empty."""
+    how = {"dtype": torch.float32, "tf32": True} if kind == "tf32" else {"dtype": getattr(torch, kind)}
+    assert set(chosen((64, 256, 28, 28), (256, 8, 3, 3), groups=32, padding=1, **how).values()) == {"grouped"}
+    strided = chosen((128, 256, 56, 56), (256, 8, 3, 3), groups=32, padding=1, stride=2, **how)
+    assert strided["forward"] == strided["gradient of input"] == "grouped"
+    assert chosen((16, 168, 40, 40), (168, 24, 3, 3), groups=7, padding=1, stride=2, **how)["forward"] == "grouped"
+
+
+def test_groups_of_many_channels_go_to_winograd_in_float32():
+    assert set(chosen((96, 1232, 18, 18), (1232, 112, 3, 3), torch.float32, groups=11, padding=1).values()) == {
+        "winograd"
+    }
 
 
 @pytest.mark.parametrize("channels_last", [True, False])

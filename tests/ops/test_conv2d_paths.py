@@ -264,7 +264,7 @@ STRIDED_CASES = [
     ((3, 48, 96, (11, 12), (3, 3), (1, 1), (1, 1), (1, 1)), 3, True),
     ((2, 64, 64, (9, 10), (3, 2), (2, 1), (1, 1), (1, 1)), 8, True),  # groups of one 16-byte vector
     ((2, 384, 256, (9, 8), (3, 3), (1, 1), (1, 1), (1, 1)), 2, True),  # of whole rows of 128 bytes
-    ((1, 456, 480, (8, 9), (3, 3), (2, 2), (1, 1), (1, 2)), 19, True),  # of parts of them, in several launches
+    ((1, 456, 760, (8, 9), (3, 3), (2, 2), (1, 1), (1, 2)), 19, True),  # of parts of them, in several launches
     (
         (2, 8, 21, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1)),
         1,
@@ -281,7 +281,7 @@ STRIDED_CASES = [
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("case, groups, by_tensor", STRIDED_CASES)
-@pytest.mark.parametrize("path", ["mma", "sm90"])
+@pytest.mark.parametrize("path", ["mma", "sm90", "grouped"])
 def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype, force, allow_tf32):
     needs_hopper() if path == "sm90" else needs_ampere()
     allow_tf32(True)
@@ -293,13 +293,64 @@ def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype
             if path == "mma":
                 whole = all(case[i] // groups % 8 == 0 for i in channels_read[name])
                 assert asked() == ("mma" if whole else ""), name
-            elif name == "backward_input":
+            elif path == "sm90" and name == "backward_input":
                 assert asked() == ("sm90" if by_tensor else "")
+            elif path == "grouped":
+                assert asked() == ("grouped" if groups > 2 else "")
             if asked() == path:
                 result = call()
                 tolerance = 1e-3 if dtype == torch.float32 else TOLERANCE[dtype]
                 assert_close(result, expected, tolerance, f"{name} {case} of {groups} groups")
                 assert torch.equal(result, call())
+
+
+# Groups of few channels: what the grouped path differs in. Its tiles are of several groups, and of a part of an image.
+GROUPED_CASES = [
+    ((3, 64, 64, (13, 21), (3, 3), (1, 1), (1, 1), (1, 1)), 8),  # groups of one vector, a whole slab of them
+    (
+        (2, 88, 88, (20, 33), (3, 3), (2, 2), (1, 1), (1, 1)),
+        11,
+    ),  # groups that fill no slab; stride phases of 1 to 4 taps
+    ((2, 96, 48, (9, 30), (3, 2), (2, 1), (1, 0), (1, 2)), 6),  # more channels than outputs, dilation
+    ((2, 40, 200, (30, 7), (1, 3), (1, 2), (0, 2), (1, 1)), 5),  # fewer
+    ((5, 128, 128, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1)), 2),  # 64 channels: gradients of weight in parts
+    ((2, 48, 48, (11, 12), (5, 5), (1, 1), (2, 2), (1, 1)), 2),
+    ((2, 64, 64, (12, 13), (2, 2), (3, 3), (0, 0), (1, 1)), 4),  # strides past the kernel
+    ((4, 64, 32, (8, 9), (1, 1), (1, 1), (0, 0), (1, 1)), 4),
+    ((70, 64, 64, (28, 28), (3, 3), (1, 1), (1, 1), (1, 1)), 4),  # several tiles a block
+    ((1, 32, 16, (3, 4), (3, 3), (1, 1), (1, 1), (1, 1)), 2),  # fewer pixels than an instruction has
+]
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "tf32", "float32"])
+@pytest.mark.parametrize(("case", "groups"), GROUPED_CASES, ids=str)
+def test_groups_of_few_channels(case, groups, kind, force, allow_tf32):
+    needs_ampere()
+    allow_tf32(kind == "tf32")
+    force("grouped")
+    dtype = torch.float32 if kind == "tf32" else getattr(torch, kind)
+    for weight_format in FORMATS:
+        for name, asked, call, expected in products_of_passes(case, dtype, weight_format, groups=groups):
+            assert asked() == "grouped", name
+            result = call()
+            assert_close(result, expected, 1e-3 if kind == "tf32" else TOLERANCE[dtype], f"{name} {case} of {groups}")
+            assert torch.equal(result, call())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_infinities_of_other_pixels_do_not_reach_a_gradient_of_weight(dtype, force, allow_tf32):
+    """Tiles that end beyond an image have pixels without a gradient, whose taps read the image."""
+    needs_ampere()
+    force("grouped")
+    for allowed in (True, False):
+        allow_tf32(allowed)
+        image = torch.ones(2, 32, 15, 37, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+        image[:, :, -1] = image[:, :, :, -1] = torch.inf
+        # No output meets the last row and column.
+        grad = torch.ones(2, 32, 7, 18, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+        parameters = (2, 2), (0, 0, 0, 0), (1, 1), 4
+        result = ops.conv2d_backward_weight(grad, image, (32, 8, 2, 2), False, *parameters)
+        assert (result == 2 * 7 * 18).all()
 
 
 # Channels of a group that are no whole vectors of 16 bytes, and the groups.
@@ -510,8 +561,8 @@ def test_choice_of_path(allow_tf32):
             if dtype != torch.float32:
                 assert path(dtype, 255, 64, 56, 3, name) == ("sm90" if name == "backward_input" else "padded")
             assert path(dtype, 256, 64, 14, 3, name, groups=2) == "sm90"
-            if name != "backward_weight":
-                assert path(dtype, 256, 256, 14, 3, name, groups=32) == "mma"
+            if name == "backward_input":
+                assert path(dtype, 256, 256, 14, 3, name, groups=32) == "grouped"
             assert path(dtype, 256, 64, 14, 3, name, stride=2) == "sm90"
             # Images in the other format are copied where tensor cores save more than that takes.
             contiguous = path(dtype, 256, 64, 14, 3, name, torch.contiguous_format)

@@ -166,6 +166,9 @@ def run_tensor_cores(path):
     if path in ("gemm_1x1", "sm90", "mma"):
         for dtype, kernel, groups in itertools.product(DTYPES, [1, 3], [1, 3]):
             run_conv_path(path, dtype, (24, 168), kernel, groups=groups, stride=2)
+    if path == "grouped":
+        for dtype, kernel, stride in itertools.product(DTYPES, [1, 3], [1, 2]):
+            run_conv_path(path, dtype, (24, 168), kernel, groups=3, stride=stride)
     if path == "padded":
         formats = torch.contiguous_format, torch.channels_last
         for dtype, groups, memory_format in itertools.product(DTYPES, [1, 3], formats):
@@ -266,7 +269,7 @@ def run_mnist_step():
 
 
 CASES = {spec.name: functools.partial(run_spec, spec) for spec in load_specs()}
-for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma", "padded", "im2col"):
+for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma", "grouped", "padded", "im2col"):
     CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
 CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
 CASES |= {"sgd": run_optimizer, "adam": run_adam, "clip_grad_norm": run_clip_grad_norm}

@@ -45,6 +45,8 @@ static const ConvPath PATHS[] = {
      conv2d_gemm_1x1_workspace, conv2d_gemm_1x1},
     {CUDA_OPS_CONV2D_SM90_HALO, "sm90_halo", "conv2d/sm90_halo/", "conv2d_sm90_halo_kernel", conv2d_sm90_halo_supports,
      conv2d_sm90_halo_is_fast, conv2d_sm90_halo_workspace, conv2d_sm90_halo},
+    {CUDA_OPS_CONV2D_GROUPED, "grouped", "conv2d/grouped/", "conv2d_grouped_kernel conv2d_grouped_weight_kernel",
+     conv2d_grouped_supports, conv2d_grouped_is_fast, conv2d_grouped_workspace, conv2d_grouped},
     {CUDA_OPS_CONV2D_SM90, "sm90", "conv2d/sm90/",
      "conv2d_sm90_kernel conv2d_sm90_backward_input_strided_kernel conv2d_sm90_cluster_kernel", conv2d_sm90_supports,
      sm90_is_fast, conv2d_sm90_workspace, conv2d_sm90},
@@ -160,7 +162,7 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
     const bool tensor_cores =
         dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16 || (dtype == CUDA_OPS_FLOAT32 && sizes->allow_tf32);
     if (better != CUDA_OPS_CONV2D_SM90 && better != CUDA_OPS_CONV2D_SM90_HALO && better != CUDA_OPS_CONV2D_MMA &&
-        !(better == CUDA_OPS_CONV2D_GEMM_1X1 && tensor_cores))
+        better != CUDA_OPS_CONV2D_GROUPED && !(better == CUDA_OPS_CONV2D_GEMM_1X1 && tensor_cores))
         return 0;
     const double input = (double)sizes->batch * (double)(sizes->in_channels * sizes->in_height * sizes->in_width);
     const double output = (double)sizes->batch * (double)(sizes->out_channels * sizes->out_height * sizes->out_width);
@@ -168,12 +170,13 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
     const double products = output * (double)depth;
     const double copied = (sizes->input_channels_last ? 0 : input) + (sizes->output_channels_last ? 0 : output);
     const double element = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
-    // The better path is at least four times as fast as simt.
-    const double simt = products / SIMT_RATE;
-    const double now = present == CUDA_OPS_CONV2D_WINOGRAD
-                           ? conv2d_winograd_microseconds(call_of_sizes(pass, sizes, dtype), on)
-                           : simt;
-    return now - 0.25 * simt > 2 * element * copied / COPY_RATE + COPIES_START;
+    // The better path is at least four times as fast as simt; grouped, in float32 too, has a model of its time.
+    const bool grouped = better == CUDA_OPS_CONV2D_GROUPED;
+    const ConvCall call = call_of_sizes(pass, sizes, dtype);
+    const double simt = grouped ? conv2d_simt_microseconds(call, on) : products / SIMT_RATE;
+    const double then = grouped ? conv2d_grouped_microseconds(call_of_sizes(pass, &last, dtype), on) : 0.25 * simt;
+    const double now = present == CUDA_OPS_CONV2D_WINOGRAD ? conv2d_winograd_microseconds(call, on) : simt;
+    return now - then > 2 * element * copied / COPY_RATE + COPIES_START;
 }
 
 extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,

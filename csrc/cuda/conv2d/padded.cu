@@ -1,8 +1,8 @@
 // conv2d, padded path: tensor cores where a group's channels are no whole vectors of 16 bytes, which TMA and cp.async
 // cannot read. The images that the product reads are copied to channels_last with zeros behind each group's channels
-// (pad_channels.cu), and sm90_halo, sm90 or mma computes the product of the copies; the weight is padded where those
-// copy it anyway, or sum up splits of its gradient. They write rows of any length, so that the result is no copy, but
-// where it is not channels_last: then it is transposed in the end.
+// (pad_channels.cu), and sm90_halo, grouped, sm90 or mma computes the product of the copies; the weight is padded where
+// those copy it anyway, or sum up splits of its gradient. They write rows of any length, so that the result is no copy,
+// but where it is not channels_last: then it is transposed in the end.
 //
 // A channel that is not there is zero in the image and in the weight, so that non-finite values stay where they are.
 #include "common/aligned_vector.cuh"
@@ -94,6 +94,9 @@ static Inner inner_of(const ConvCall &call, ConvDevice device)
     const bool sm90 = conv2d_sm90_supports(call, device), mma = conv2d_mma_supports(call, device);
     const double sm90_time = sm90 ? conv2d_sm90_microseconds(call, device) : 0;
     const double mma_time = mma ? conv2d_mma_microseconds(call, device) : 0;
+    if (conv2d_grouped_supports(call, device) && conv2d_grouped_is_fast(call, device))
+        return {conv2d_grouped_supports, conv2d_grouped_workspace, conv2d_grouped,
+                conv2d_grouped_microseconds(call, device)};
     // The halo is the faster one where it says so; the time is an upper bound.
     if (sm90 && conv2d_sm90_halo_supports(call, device) && conv2d_sm90_halo_is_fast(call, device))
         return {conv2d_sm90_halo_supports, conv2d_sm90_halo_workspace, conv2d_sm90_halo, sm90_time};

@@ -69,7 +69,13 @@ Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device);
 
-// The three before, of copies whose channels are whole vectors (padded.cu).
+// Groups of few channels by mma.sync, channels_last (grouped/grouped.cu).
+Answer conv2d_grouped_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_grouped_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_grouped_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_grouped(const ConvCall &call, ConvDevice device);
+
+// The four before, of copies whose channels are whole vectors (padded.cu).
 Answer conv2d_padded_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_padded_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_padded_workspace(const ConvCall &call, ConvDevice device);
@@ -100,6 +106,7 @@ double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device);
 double conv2d_sm90_microseconds(const ConvCall &call, ConvDevice device);
 double conv2d_sm90_halo_microseconds(const ConvCall &call, ConvDevice device);
 double conv2d_mma_microseconds(const ConvCall &call, ConvDevice device);
+double conv2d_grouped_microseconds(const ConvCall &call, ConvDevice device);
 
 // One to four input channels (few_channels/forward_sm80.cu).
 Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);

@@ -15,7 +15,7 @@ static_assert(PLANE >= SIDE_S * ROW && PLANE % 32 == 4, "four banks apart");
 
 // The weight's sizes, and those of the transformed weight, [point][s][r].
 struct WeightSizes {
-    int out_channels, in_channels;
+    int out_channels, in_channels; // of all groups, and of one
     int s, r, padded_s, padded_r;
     int tiles_r, tiles; // of 8 x 32 kernels
     bool channels_last;
@@ -109,7 +109,7 @@ static WeightSizes sizes_of(const ConvCall &call)
     const bool swapped = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
     WeightSizes w = {};
     w.out_channels = (int)call.sizes.out_channels;
-    w.in_channels = (int)call.sizes.in_channels;
+    w.in_channels = (int)(call.sizes.in_channels / call.sizes.groups);
     w.s = swapped ? w.out_channels : w.in_channels;
     w.r = swapped ? w.in_channels : w.out_channels;
     w.padded_s = (int)conv2d_winograd_padded(w.s);

@@ -7,7 +7,8 @@
 // 2016). Not fused: the sums are 16 or 36 products of matrices, one a point of the transform, that the GEMM makes
 // (cuda_ops/gemm.h); images.cu and weight.cu transform. What is between them lies in the workspace, for as many rows of
 // tiles at a time as fit into it. Bound by the GEMM's multiply-adds with many channels, and by memory with few: the
-// transforms of F(4x4) are 2.25 times as large as the images, those of F(2x2) four times.
+// transforms of F(4x4) are 2.25 times as large as the images, those of F(2x2) four times. Each group has products of its
+// own, of the same transforms.
 //
 // Rounding errors, relative to the norm of the result, are about as large as the sum's own by F(2x2), and twice as large
 // by F(4x4) (benchmarks/notes/conv2d_winograd.md). A NaN or an infinity makes NaN of whole tiles.
@@ -27,12 +28,13 @@ static constexpr double LEAST_SAVING = 4;
 
 // A call as one of F(tile x tile, 3 x 3).
 struct WinogradPlan {
-    int tile, points;                  // points: of both axes
-    int64_t source_channels, channels; // of the target
-    int64_t rows_of_image, columns;    // of tiles
-    int64_t rows, chunk_rows, tiles;   // rows of all images and of a chunk, and a chunk's tiles, padded
-    int64_t weight, source, target;    // elements of the transformed tensors, the images of a chunk
-    bool source_last, target_last;     // channels_last
+    int tile, points;                           // points: of both axes
+    int64_t source_channels, channels;          // of the target; both of all groups
+    int64_t groups, group_source, group_target; // channels of a group, padded
+    int64_t rows_of_image, columns;             // of tiles
+    int64_t rows, chunk_rows, tiles;            // rows of all images and of a chunk, and a chunk's tiles, padded
+    int64_t weight, source, target;             // elements of the transformed tensors, the images of a chunk
+    bool source_last, target_last;              // channels_last
 };
 
 static bool is_weight(const ConvCall &call)
@@ -40,37 +42,58 @@ static bool is_weight(const ConvCall &call)
     return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
 }
 
-// The product of all points of a chunk of `tiles` tiles, which is padded.
+// Of a row of the transformed weight. It has one side's channels of all groups: the target's, but in backward_input the
+// source's.
+static int64_t weight_row(const ConvCall &call, const WinogradPlan &plan)
+{
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? plan.group_target : plan.group_target * plan.groups;
+}
+
+// The product of all points of a chunk of `tiles` tiles, which is padded, for a group.
 static cuda_ops_gemm_problem product_of(const ConvCall &call, const WinogradPlan &plan, int64_t tiles)
 {
-    const int64_t s = conv2d_winograd_padded(plan.source_channels), r = conv2d_winograd_padded(plan.channels);
+    const int64_t group_s = plan.group_source, group_r = plan.group_target, row = weight_row(call, plan);
+    const int64_t s = group_s * plan.groups, r = group_r * plan.groups, weight = s * r / plan.groups;
     cuda_ops_gemm_problem p = {};
     p.batch = plan.points;
     p.alpha = 1;
     p.dtype = p.output_dtype = p.bias_dtype = CUDA_OPS_FLOAT32;
     if (is_weight(call)) { // [s][r] = source^T grad
-        p.m = s, p.n = r, p.k = tiles;
+        p.m = group_s, p.n = group_r, p.k = tiles;
         p.transpose_a = plan.source_last;
         p.transpose_b = !plan.target_last;
         p.lda = plan.source_last ? s : tiles;
         p.ldb = plan.target_last ? r : tiles;
-        p.stride_a = tiles * s, p.stride_b = tiles * r, p.stride_d = s * r;
+        p.ldd = row;
+        p.stride_a = tiles * s, p.stride_b = tiles * r, p.stride_d = weight;
     } else if (plan.target_last) { // [tile][r] = source weight
-        p.m = tiles, p.n = r, p.k = s;
+        p.m = tiles, p.n = group_r, p.k = group_s;
         p.transpose_a = !plan.source_last;
         p.lda = plan.source_last ? s : tiles;
-        p.ldb = r;
-        p.stride_a = tiles * s, p.stride_b = s * r, p.stride_d = tiles * r;
+        p.ldb = row;
+        p.ldd = r;
+        p.stride_a = tiles * s, p.stride_b = weight, p.stride_d = tiles * r;
     } else { // [r][tile] = weight^T source^T
-        p.m = r, p.n = tiles, p.k = s;
+        p.m = group_r, p.n = tiles, p.k = group_s;
         p.transpose_a = 1;
         p.transpose_b = plan.source_last;
-        p.lda = r;
+        p.lda = row;
         p.ldb = plan.source_last ? s : tiles;
-        p.stride_a = s * r, p.stride_b = tiles * s, p.stride_d = tiles * r;
+        p.ldd = tiles;
+        p.stride_a = weight, p.stride_b = tiles * s, p.stride_d = tiles * r;
     }
-    p.ldd = p.n;
     return p;
+}
+
+// Where a group's channels begin, in the transforms of a chunk of `tiles` tiles.
+struct GroupOffsets {
+    int64_t source, target, weight;
+};
+static GroupOffsets offsets_of(const ConvCall &call, const WinogradPlan &plan, int64_t tiles, int64_t group)
+{
+    const int64_t s = group * plan.group_source, r = group * plan.group_target;
+    return {plan.source_last ? s : s * tiles, plan.target_last ? r : r * tiles,
+            call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? s * plan.group_target : r};
 }
 
 static double microseconds_of(const ConvCall &call, const WinogradPlan &plan, ConvDevice device)
@@ -79,7 +102,7 @@ static double microseconds_of(const ConvCall &call, const WinogradPlan &plan, Co
     const double chunks = (double)ceil_div(plan.rows, plan.chunk_rows);
     const double input = (double)s.batch * (double)(s.in_channels * s.in_height * s.in_width);
     const double output = (double)s.batch * (double)(s.out_channels * s.out_height * s.out_width);
-    const double kernels = 9.0 * (double)s.in_channels * (double)s.out_channels;
+    const double kernels = 9.0 * (double)(s.in_channels / s.groups) * (double)s.out_channels;
     // Each transform is written and read once, and so are the images and the weight; its gradient is made of every
     // chunk's transform.
     const double weights = is_weight(call) ? chunks : 1;
@@ -87,7 +110,7 @@ static double microseconds_of(const ConvCall &call, const WinogradPlan &plan, Co
         (double)(plan.source + plan.target) * chunks + (double)plan.weight * weights + input + output + kernels;
     const double product = (double)(plan.source + plan.target + plan.weight) * chunks;
     const double launches = is_weight(call) ? 3 * chunks : 2 * chunks + 1;
-    const double sums = chunks * gemm_simt_microseconds(product_of(call, plan, plan.tiles), device);
+    const double sums = chunks * (double)s.groups * gemm_simt_microseconds(product_of(call, plan, plan.tiles), device);
     const double copies = 4 * product / BYTES_RATE;
     return launches * TRANSFORM_START + 4 * transforms / BYTES_RATE +
            (sums > copies ? sums + GEMM_BYTES_NOT_HIDDEN * copies : copies + GEMM_BYTES_NOT_HIDDEN * sums);
@@ -104,6 +127,9 @@ static WinogradPlan plan_of(const ConvCall &call, int tile)
     plan.points = (tile + 2) * (tile + 2);
     plan.source_channels = input ? s.out_channels : s.in_channels;
     plan.channels = input ? s.in_channels : s.out_channels;
+    plan.groups = s.groups;
+    plan.group_source = conv2d_winograd_padded(plan.source_channels / s.groups);
+    plan.group_target = conv2d_winograd_padded(plan.channels / s.groups);
     plan.source_last = input ? output_last : input_last;
     plan.target_last = input ? input_last : output_last;
     plan.rows_of_image = ceil_div(input ? s.in_height : s.out_height, tile);
@@ -112,14 +138,14 @@ static WinogradPlan plan_of(const ConvCall &call, int tile)
     const int64_t padded_s = conv2d_winograd_padded(plan.source_channels);
     const int64_t padded_r = conv2d_winograd_padded(plan.channels);
     const double row_bytes = (double)plan.columns * (double)(plan.points * 4) * (double)(padded_s + padded_r);
-    const double weight_bytes = (double)(plan.points * 4) * (double)padded_s * (double)padded_r;
+    const double weight_bytes = (double)(plan.points * 4) * (double)padded_s * (double)padded_r / (double)s.groups;
     if (row_bytes > (double)MOST_CHUNK_BYTES || weight_bytes > (double)MOST_CHUNK_BYTES || plan.rows > INT32_MAX / 2)
         return plan;
     const int64_t most = row_bytes < (double)CHUNK_BYTES ? (int64_t)((double)CHUNK_BYTES / row_bytes) : 1;
     plan.chunk_rows = ceil_div(plan.rows, ceil_div(plan.rows, most)); // chunks of about the same size
     plan.tiles = conv2d_winograd_padded(plan.chunk_rows * plan.columns);
     plan.tile = tile;
-    plan.weight = plan.points * padded_s * padded_r;
+    plan.weight = plan.points * padded_s * padded_r / s.groups;
     plan.source = plan.points * padded_s * plan.tiles;
     plan.target = plan.points * padded_r * plan.tiles;
     return plan;
@@ -133,8 +159,9 @@ static Answer supports_sizes(const ConvCall &call)
     if (s.kernel_height != 3 || s.kernel_width != 3 || s.stride_height != 1 || s.stride_width != 1 ||
         s.dilation_height != 1 || s.dilation_width != 1)
         return no("the kernel is not 3x3 with stride 1 and dilation 1");
-    if (s.groups != 1)
-        return CONV_NEEDS_ONE_GROUP;
+    // The transforms are padded behind all groups.
+    if (s.groups != 1 && (s.in_channels / s.groups % 4 != 0 || s.out_channels / s.groups % 4 != 0))
+        return no("a group's channels are no multiple of four");
     if (s.winograd < 2)
         return no("Winograd's algorithm is not allowed");
     return YES;
@@ -148,7 +175,8 @@ static double rough_time(const WinogradPlan &plan)
     constexpr int64_t ROWS = 32;
     const double tiles = (double)(ceil_div(plan.rows * plan.columns, ROWS) * ROWS);
     const double s = (double)plan.source_channels, r = (double)plan.channels;
-    return plan.points * (tiles * s * r / RATE + 2 * 4 * (tiles * (s + r) + s * r) / BYTES_RATE);
+    return plan.points * (tiles * s * r / (double)plan.groups / RATE +
+                          2 * 4 * (tiles * (s + r) + s * r / (double)plan.groups) / BYTES_RATE);
 }
 
 // The faster of the tiles that are allowed. Its own is 0 where there is none.
@@ -277,16 +305,18 @@ cuda_ops_status conv2d_winograd(const ConvCall &call, ConvDevice)
             status = conv2d_winograd_transform_grad(of_target, (const float *)call.output, plan.tile, call.stream);
         if (status != CUDA_OPS_SUCCESS)
             break;
-        if (is_weight(call)) {
-            status =
-                cuda_ops_gemm_cuda(weight, source, target, nullptr, gemm, &product, CUDA_OPS_GEMM_FASTEST, call.stream);
-            if (status == CUDA_OPS_SUCCESS)
-                status = conv2d_winograd_transform_grad_weight((float *)call.result, weight, call, plan.tile, row > 0);
-            continue;
+        for (int64_t group = 0; group < plan.groups && status == CUDA_OPS_SUCCESS; group++) {
+            const GroupOffsets at = offsets_of(call, plan, of_source.padded_tiles, group);
+            float *const of_weight = weight + at.weight, *const s_part = source + at.source,
+                         *const t_part = target + at.target;
+            float *const d = is_weight(call) ? of_weight : t_part;
+            const float *const a = is_weight(call) || plan.target_last ? s_part : of_weight;
+            const float *const b = is_weight(call) ? t_part : plan.target_last ? of_weight : s_part;
+            status = cuda_ops_gemm_cuda(d, a, b, nullptr, gemm, &product, CUDA_OPS_GEMM_FASTEST, call.stream);
         }
-        const float *const a = plan.target_last ? source : weight, *const b = plan.target_last ? weight : source;
-        status = cuda_ops_gemm_cuda(target, a, b, nullptr, gemm, &product, CUDA_OPS_GEMM_FASTEST, call.stream);
-        if (status == CUDA_OPS_SUCCESS)
+        if (status == CUDA_OPS_SUCCESS && is_weight(call))
+            status = conv2d_winograd_transform_grad_weight((float *)call.result, weight, call, plan.tile, row > 0);
+        else if (status == CUDA_OPS_SUCCESS)
             status = conv2d_winograd_transform_target((float *)call.result, of_target, (const float *)call.bias,
                                                       plan.tile, call.stream);
     }

@@ -34,5 +34,17 @@ static inline void ldmatrix_x4_trans(uint32_t (&m)[4], uint32_t address)
 {
     emulation::load_matrices<4, true>(m, address);
 }
+static inline void ldmatrix_x2(uint32_t &m0, uint32_t &m1, uint32_t address)
+{
+    uint32_t m[2];
+    emulation::load_matrices<2, false>(m, address);
+    m0 = m[0], m1 = m[1];
+}
+static inline void ldmatrix_x2_trans(uint32_t &m0, uint32_t &m1, uint32_t address)
+{
+    uint32_t m[2];
+    emulation::load_matrices<2, true>(m, address);
+    m0 = m[0], m1 = m[1];
+}
 
 #endif
