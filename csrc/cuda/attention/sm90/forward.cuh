@@ -55,7 +55,7 @@ struct ForwardWork {
     int tiles_m;       // of a head
     int section;       // heads that are walked together, so that their keys and values stay in the L2
     int all_heads;     // batch * heads
-    int longest_first; // else all tiles are as long
+    int together;      // tiles of a head that follow each other (order.h)
     int rows_before;   // of the first tile before the first query
     Schedule schedule; // of tiles, in sections of so many heads
     float scale_log2;  // scale * log2(e)
@@ -96,8 +96,7 @@ struct ForwardCoordinates {
     }
 };
 
-// The round-th tile of this block. The longest tiles of a section's heads come first; where all are as long, a head's
-// tiles follow each other.
+// The round-th tile of this block.
 template <typename C>
 __device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile, const ForwardWork &work, int round)
 {
@@ -123,12 +122,11 @@ __device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile
         tile.last = keys.last, tile.count = keys.count;
         return true;
     }
-    const int outer = rank / (work.longest_first ? heads : work.tiles_m);
-    const int inner = rank - outer * (work.longest_first ? heads : work.tiles_m);
-    tile.all_head = first_head + (work.longest_first ? inner : outer);
+    const TileOfQueries found = tile_of_queries(rank, heads, work.tiles_m, work.together);
+    tile.all_head = first_head + found.head;
     tile.batch = tile.all_head / work.heads;
     tile.head = tile.all_head - tile.batch * work.heads;
-    tile.first_row = (work.longest_first ? work.tiles_m - 1 - outer : inner) * C::M - work.rows_before;
+    tile.first_row = found.m * C::M - work.rows_before;
     const int last_row = min(tile.first_row + C::M, work.band.queries) - 1;
     const Blocks keys = blocks_of_keys(work.band, max(tile.first_row, 0), last_row, C::N);
     tile.last = keys.last, tile.count = keys.count;
@@ -699,13 +697,18 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     work.all_heads = (int)(p.batch * p.heads);
     const int64_t total = (int64_t)work.tiles_m * work.all_heads;
     const int64_t blocks = total < device.multiprocessors ? total : device.multiprocessors;
-    work.longest_first = work.band.high < work.band.keys - 1;
-    work.rows_before = work.longest_first ? rows_before(work.band.queries, C::M) : 0;
+    // A last tile that leaves a warpgroup idle is short. As many blocks as are a multiple of a head's tiles would take
+    // the same one of each head, and those with the short ones wait for the others.
+    const bool longest_first = work.band.high < work.band.keys - 1;
+    const bool last_is_short = work.tiles_m > 1 && p.queries % C::M != 0 && p.queries % C::M <= C::M - 64;
+    work.together = longest_first ? 0 : last_is_short ? work.tiles_m - 1 : work.tiles_m;
+    work.rows_before = longest_first ? rows_before(work.band.queries, C::M) : 0;
     // At least a tile for every block.
     int64_t section = heads_at_once(p, p.keys), least = ceil_div(blocks, work.tiles_m);
-    section = !work.longest_first || section > work.all_heads ? work.all_heads : section > least ? section : least;
+    section = section > least ? section : least;
+    section = work.together == work.tiles_m || section > work.all_heads ? work.all_heads : section;
     work.section = (int)section;
-    work.schedule = make_schedule(total, section * work.tiles_m, blocks, work.longest_first);
+    work.schedule = make_schedule(total, section * work.tiles_m, blocks, longest_first);
     work.dropout = dropout_work_of(p, call.state);
     launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
                               map_value, map_output, work);
