@@ -1,5 +1,6 @@
-// attention's backward on Hopper: who adds to which queries' sums, of random bands, and in which order blocks of keys
-// are handed out. What its kernels rely on, and what no result tells: a wrong order waits forever.
+// attention on Hopper: in which order forward takes its tiles; in backward, who adds to which queries' sums, of random
+// bands, and in which order blocks of keys are handed out. What its kernels rely on, and what no result tells: a wrong
+// order waits forever, or leaves multiprocessors idle.
 #include "attention/sm90/order.h"
 #include "attention/sm90/sections.h"
 #include "cases.h"
@@ -84,9 +85,35 @@ static void order_in_sections()
             fail("%d blocks of head %d are taken", taken[(size_t)head], head);
 }
 
+// Every tile once; a head's tiles `together` side by side, then the rest, of each head the last one first.
+static void order_of_tiles()
+{
+    const int tiles = (int)random_in(1, 20), heads = (int)random_in(1, 60);
+    const int together = one_in(3) ? 0 : one_in(2) ? tiles : tiles - 1;
+    describe("%d tiles of each of %d heads, %d together", tiles, heads, together);
+    std::vector<std::vector<int>> ranks((size_t)heads, std::vector<int>((size_t)tiles, -1));
+    for (int rank = 0; rank < tiles * heads; rank++) {
+        const TileOfQueries tile = tile_of_queries(rank, heads, tiles, together);
+        if (tile.head < 0 || tile.head >= heads || tile.m < 0 || tile.m >= tiles)
+            fail("rank %d is tile %d of head %d", rank, tile.m, tile.head);
+        else if (ranks[(size_t)tile.head][(size_t)tile.m]++ >= 0)
+            fail("tile %d of head %d comes twice", tile.m, tile.head);
+        else
+            ranks[(size_t)tile.head][(size_t)tile.m] = rank;
+    }
+    for (int head = 0; head < heads; head++)
+        for (int m = 0; m < tiles; m++) {
+            const int expected = m < together ? head * together + m : heads * (together + tiles - 1 - m) + head;
+            if (ranks[(size_t)head][(size_t)m] != expected)
+                fail("tile %d of head %d has rank %d in place of %d", m, head, ranks[(size_t)head][(size_t)m],
+                     expected);
+        }
+}
+
 static void attention_order(int64_t)
 {
     for (int i = 0; i < 50; i++) {
+        order_of_tiles();
         blocks_of_a_band();
         order_of_blocks();
         order_in_sections();

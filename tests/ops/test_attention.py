@@ -528,6 +528,79 @@ def test_large_scores(device):
         assert (output - expected).norm() <= 1e-3 * expected.norm()
 
 
+# The score of key j, of which the kernel sees the last ones first: what it could miss that looks for maxima only where
+# exponentials have become large.
+SCORES = {
+    "as large": lambda j: 0 * j,
+    "one late key of 10000": lambda j: torch.where(j == 3, 1e4, 0.0),
+    "all but one of -10000": lambda j: torch.where(j == 3, 0.0, -1e4),
+    "all -10000": lambda j: 0 * j - 1e4,
+    "all 10000": lambda j: 0 * j + 1e4,
+    "larger block by block": lambda j: (j // 64 * -40.0),
+    "a little larger each time": lambda j: j * -0.04,
+    "smaller block by block": lambda j: (j // 64 * 40.0),
+    "one late key of e^9": lambda j: torch.where(j == 70, 9.0, 0.0),
+    "one late key of e^14": lambda j: torch.where(j == 70, 14.0, 0.0),
+    "one late key of e^20": lambda j: torch.where(j == 70, 20.0, 0.0),
+    "late keys beyond float32's exponentials": lambda j: torch.where(j < 200, 300.0, 0.0),
+}
+
+
+def operands_of_scores(dtype, scores, queries, keys, head_dim):
+    """Operands whose scores are those numbers, roughly, and random ones beside them."""
+    query, key, value = (t.detach() for t in operands("cuda", dtype, queries, keys, 2, 2, head_dim, head_dim))
+    query[..., 0] = 8
+    numbers = scores(torch.arange(keys, device="cuda", dtype=torch.float64))
+    if dtype == torch.float16:  # PyTorch's products are of it too
+        numbers = numbers.clamp(-3000, 3000)
+    key[..., 0] = numbers * math.sqrt(head_dim) / 8
+    return query, key, value
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("scores", SCORES.values(), ids=SCORES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_scores_that_outgrow_the_first_ones(dtype, scores, head_dim):
+    """Whatever comes after a query's first block of keys, which may have nothing that the query sees."""
+    for queries, keys in ((200, 900), (70, 130)):
+        query, key, value = operands_of_scores(dtype, scores, queries, keys, head_dim)
+        for options in ({}, {"causal": True, "bottom_right": True}, {"window": (300, 20), "bottom_right": True}):
+            found = flash_attention(query, key, value, return_logsumexp=True, **options)
+            exact = reference(query.double(), key.double(), value.double(), **options)
+            assert_errors_are_small(found, exact, reference(query, key, value, **options), dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("of_key", [math.nan, math.inf, 1e4, 20.0], ids=str)
+def test_a_query_does_not_see_what_others_see(of_key, head_dim):
+    """The bits of a row are the same whatever the other rows' scores become."""
+    query, key, value = operands_of_scores(torch.bfloat16, lambda j: 0 * j, 128, 600, head_dim)
+    query[:, :, 1::2, 0] = 0
+    key[:, :, 5, 0] = 4
+    expected = flash_attention(query, key, value, return_logsumexp=True)
+    query[:, :, 1::2, 0] = of_key
+    others = flash_attention(query, key, value, return_logsumexp=True)
+    assert torch.equal(others[0][:, :, 1::2].isnan().any(), torch.tensor(not math.isfinite(of_key), device="cuda"))
+    for a, b in zip(expected, others, strict=True):
+        assert torch.equal(a[:, :, ::2], b[:, :, ::2])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_nonfinite_keys_travel(value, head_dim):
+    """Of one key, the first or the last that a kernel comes to, and only to queries that see it."""
+    for where in (3, 597):
+        query, key, values = operands_of_scores(torch.bfloat16, lambda j: 0 * j, 600, 600, head_dim)
+        key[:, :, where, 1:] = value
+        output, logsumexp = flash_attention(query, key, values, causal=True, return_logsumexp=True)
+        exact = reference(query.double(), key.double(), values.double(), causal=True)
+        assert torch.equal(output.isnan(), exact[0].isnan()) and torch.equal(logsumexp.isnan(), exact[1].isnan())
+        assert output[:, :, where:].isnan().all() and output[:, :, :where].isfinite().all()
+
+
 @pytest.mark.parametrize("seen", [1, 2])
 def test_few_keys_and_then_larger_ones(device, seen):
     """Of the first thousand keys so many are seen; others, in another block, have a larger score."""

@@ -42,6 +42,8 @@ struct ForwardTile {
     static constexpr int SHARED_BYTES = TILES_FROM + (PACKED ? QUERY_PLACES * TILE_BYTES : 0) + SWIZZLE_ATOM;
     static_assert(TILES_FROM % 16 == 0, "read by 16 bytes");
     static constexpr int REGISTERS = GROUPS == 2 ? 232 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
+    // Two warpgroups have registers for the weights of two blocks: those of one are made beside the other's product.
+    static constexpr bool AHEAD = GROUPS == 2 && VALUE_D / 2 + N <= 192 && !DROPS;
     static_assert(GROUPS == 2 || GROUPS == 3, "what the registers are divided by");
     static_assert(N % 16 == 0 && COLUMN_BYTES % SWIZZLE_ATOM == 0, "whole products, aligned to the swizzle");
     static_assert(VALUE_D <= D, "the output takes the queries' place");
@@ -55,7 +57,7 @@ struct ForwardWork {
     int tiles_m;       // of a head
     int section;       // heads that are walked together, so that their keys and values stay in the L2
     int all_heads;     // batch * heads
-    int longest_first; // else all tiles are as long
+    int together;      // tiles of a head that follow each other (order.h)
     int rows_before;   // of the first tile before the first query
     Schedule schedule; // of tiles, in sections of so many heads
     float scale_log2;  // scale * log2(e)
@@ -96,8 +98,7 @@ struct ForwardCoordinates {
     }
 };
 
-// The round-th tile of this block. The longest tiles of a section's heads come first; where all are as long, a head's
-// tiles follow each other.
+// The round-th tile of this block.
 template <typename C>
 __device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile, const ForwardWork &work, int round)
 {
@@ -123,12 +124,11 @@ __device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile
         tile.last = keys.last, tile.count = keys.count;
         return true;
     }
-    const int outer = rank / (work.longest_first ? heads : work.tiles_m);
-    const int inner = rank - outer * (work.longest_first ? heads : work.tiles_m);
-    tile.all_head = first_head + (work.longest_first ? inner : outer);
+    const TileOfQueries found = tile_of_queries(rank, heads, work.tiles_m, work.together);
+    tile.all_head = first_head + found.head;
     tile.batch = tile.all_head / work.heads;
     tile.head = tile.all_head - tile.batch * work.heads;
-    tile.first_row = (work.longest_first ? work.tiles_m - 1 - outer : inner) * C::M - work.rows_before;
+    tile.first_row = found.m * C::M - work.rows_before;
     const int last_row = min(tile.first_row + C::M, work.band.queries) - 1;
     const Blocks keys = blocks_of_keys(work.band, max(tile.first_row, 0), last_row, C::N);
     tile.last = keys.last, tile.count = keys.count;
@@ -256,12 +256,6 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
     }
 }
 
-template <typename T>
-__device__ __forceinline__ uint32_t pack_two(float low, float high)
-{
-    return is_bfloat16<T> ? cvt_rn_bf16x2_f32(high, low) : cvt_rn_f16x2_f32(high, low);
-}
-
 // s = queries times keys^T, of a warpgroup's 64 queries.
 template <typename C>
 __device__ __forceinline__ void multiply_keys(float (&s)[C::N / 2], uint64_t queries, uint64_t keys)
@@ -286,19 +280,70 @@ __device__ __forceinline__ void multiply_values(float (&o)[C::VALUE_D / 2], uint
     wgmma_commit_group();
 }
 
-// The softmax's state of a thread's two rows: the reference that is subtracted from scores (-inf before there is one),
-// and the sum of this thread's exponentials.
+// The softmax's state of a thread's two rows: the shift that is subtracted from scaled scores, in units of log2 (-inf
+// before there is one), and the sum of this thread's exponentials.
 struct SoftmaxRows {
-    float reference[2], sum[2];
+    float shift[2], sum[2];
 };
 
-// Turns scores into exponentials; `alpha` is what earlier sums are to be multiplied by. The reference follows the
-// maximum only where that has grown by more than 2^8: until then exponentials are at most 256, which fp16 and bf16 hold
-// as precisely as 1, and the sums need no rescaling.
-template <typename C>
-__device__ __forceinline__ void softmax_block(float (&s)[C::N / 2], SoftmaxRows &rows, float (&alpha)[2], float scale)
+template <typename T>
+__device__ __forceinline__ uint32_t pack_two(float low, float high)
 {
-    constexpr float LAZY = 8.0f;
+    return is_bfloat16<T> ? cvt_rn_bf16x2_f32(high, low) : cvt_rn_f16x2_f32(high, low);
+}
+
+// Zeros in place of dropped weights of 16 keys. row, column: dropout's, of the warp's first query and of these keys.
+__device__ __forceinline__ void drop_weights(uint32_t (&p)[4], const DropoutSeed &seed, uint32_t row, uint32_t column,
+                                             uint32_t threshold)
+{
+    uint32_t words[4];
+    dropout_words(words, seed, row, column);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        p[i] &= (dropout_keeps(words[i], 0, threshold) ? 0xffff : 0) |
+                (dropout_keeps(words[i], 1, threshold) ? 0xffff0000 : 0);
+}
+
+// p = exponentials of the scores less the shifts, as the left operand of the values' product, and this thread's sums of
+// them. The scores stay. Of a row that has no shift yet they are infinite or NaN.
+template <typename C, typename Drop>
+__device__ __forceinline__ void weigh_block(uint32_t (&p)[C::N / 16][4], float (&sums)[2], const float (&s)[C::N / 2],
+                                            const float (&shift)[2], float scale, const Drop &drop)
+{
+    float sum[2][2] = {};
+#pragma unroll
+    for (int k = 0; k < C::N / 16; k++) {
+        float weights[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            weights[i] = ex2_approx_ftz(fmaf(s[8 * k + i], scale, -shift[i / 2 % 2]));
+            sum[i / 2 % 2][i % 2] += weights[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            p[k][i] = pack_two<typename C::T>(weights[2 * i], weights[2 * i + 1]);
+        drop(p[k], k, true);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        sums[r] = sum[r][0] + sum[r][1];
+}
+
+// No maximum is looked for while this thread's exponentials add up to a number that T has room for, and holds as
+// precisely as 1; float32 has room for the products with values up to 2^80 or so. Infinities and NaN are too large.
+template <typename T>
+__device__ __forceinline__ bool is_large(float sum)
+{
+    return !(sum <= (is_bfloat16<T> ? 16777216.0f : 32768.0f));
+}
+
+// Of rows of which one of the four lanes' sums is too large the maximum becomes the shift; `alpha` is what earlier sums
+// are to be multiplied by. Other rows stay, whatever their neighbours in the warp do, so that no row's bits depend on
+// them. `shift`: what is to be subtracted now, also where nothing has been seen.
+template <typename C>
+__device__ __forceinline__ void move_shifts(SoftmaxRows &rows, float (&shift)[2], float (&alpha)[2],
+                                            const float (&sums)[2], const float (&s)[C::N / 2], float scale)
+{
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float most = s[2 * r];
@@ -307,20 +352,16 @@ __device__ __forceinline__ void softmax_block(float (&s)[C::N / 2], SoftmaxRows 
             if (i / 2 % 2 == r)
                 most = fmaxf(most, s[i]);
         most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
-        const float before = rows.reference[r];
-        const bool grown = (most - before) * scale > LAZY; // not where both are -inf
-        rows.reference[r] = grown ? most : before;
-        alpha[r] = grown ? ex2_approx_ftz((before - most) * scale) : 1.0f;
-        const float shift = rows.reference[r] == -INFINITY ? 0.0f : rows.reference[r] * scale;
-        float sum[2] = {0, 0};
-#pragma unroll
-        for (int i = 0; i < C::N / 2; i++)
-            if (i / 2 % 2 == r) {
-                s[i] = ex2_approx_ftz(fmaf(s[i], scale, -shift));
-                sum[i % 2] += s[i];
-            }
-        rows.sum[r] = rows.sum[r] * alpha[r] + (sum[0] + sum[1]);
+        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2)) * scale;
+        int large = is_large<typename C::T>(sums[r]);
+        large |= __shfl_xor_sync(FULL_WARP, large, 1);
+        large |= __shfl_xor_sync(FULL_WARP, large, 2);
+        const float before = rows.shift[r];
+        const bool moves = large && most > before; // not where both are -inf, and not to NaN
+        rows.shift[r] = moves ? most : before;
+        alpha[r] = moves ? ex2_approx_ftz(before - most) : 1.0f;
+        rows.sum[r] *= alpha[r];
+        shift[r] = rows.shift[r] == -INFINITY ? 0.0f : rows.shift[r];
     }
 }
 
@@ -337,31 +378,6 @@ __device__ __forceinline__ void mask_scores(float (&s)[N / 2], const Band &band,
                 const int at = i / 4 * 8 + i % 2;
                 s[i] = at > high || at < low ? -INFINITY : s[i];
             }
-    }
-}
-
-template <typename C>
-__device__ __forceinline__ void pack_scores(uint32_t (&p)[C::N / 16][4], const float (&s)[C::N / 2])
-{
-#pragma unroll
-    for (int k = 0; k < C::N / 16; k++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            p[k][i] = pack_two<typename C::T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
-}
-
-// Zeros in place of dropped weights. row, column: dropout's, of the warp's first query and of s[0].
-template <int N>
-__device__ __forceinline__ void drop_weights(float (&s)[N / 2], const DropoutSeed &seed, uint32_t row, uint32_t column,
-                                             uint32_t threshold)
-{
-#pragma unroll
-    for (int k = 0; k < N / 16; k++) {
-        uint32_t words[4];
-        dropout_words(words, seed, row, column + k);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            s[8 * k + i] = dropout_keeps(words[i / 2], i % 2, threshold) ? s[8 * k + i] : 0.0f;
     }
 }
 
@@ -442,8 +458,7 @@ __device__ __forceinline__ void store_output(const ForwardWork &work, const CUte
         if (lane % 4 == 0 && 0 <= at && at < tile.band(work).queries)
             work.logsumexp[C::PACKED ? (int64_t)tile.head * work.packed.query_rows + tile.sequence.first_query + at
                                      : (int64_t)tile.all_head * work.band.queries + at] =
-                sum == 0.0f ? -INFINITY
-                            : (rows.reference[r] * work.scale_log2 + lg2_approx_ftz(sum)) * 0.69314718055994531f;
+                sum == 0.0f ? -INFINITY : (rows.shift[r] + lg2_approx_ftz(sum)) * 0.69314718055994531f;
     }
     const int local = 16 * warp + lane % 16;
 #pragma unroll
@@ -465,10 +480,14 @@ __device__ __forceinline__ void store_output(const ForwardWork &work, const CUte
 
 // A consumer warpgroup. A step issues the scores of the next block, and then the values' product of the one before, so
 // that the tensor cores have work during the exponentials. (To do the same from a tile to the next was slower.)
+//
+// ptxas moves a wait for products to the front of its basic block. What keeps the one for the values' product behind
+// the exponentials, where weights have a place of their own, is the branch on whether shifts move.
 template <typename C>
 __device__ __forceinline__ void forward_consume(const ForwardWork &work, const CUtensorMap *map_output,
                                                 const ForwardShared &s)
 {
+    typedef typename C::T T;
     const int group = warp_uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
     const int lane = thread % WARP_SIZE, my_row = 64 * group + 16 * (thread / WARP_SIZE) + lane / 4;
     const uint32_t my_queries = s.queries + group * C::COLUMNS * C::BOX_BYTES;
@@ -500,6 +519,26 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
             return forward_tile<C>(tile, work, round);
         }
     };
+    const auto issue_keys = [&]() {
+        multiply_keys<C>(scores, wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES),
+                         wgmma_advance(keys_first, key_ring.stage * C::KEY_BYTES));
+    };
+    const auto issue_values = [&](uint32_t(&weights)[C::N / 16][4]) {
+        mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
+        wgmma_pin(o);
+        wgmma_pin(weights);
+        multiply_values<C>(o, weights, wgmma_advance(values_first, value_ring.stage * C::VALUE_BYTES));
+    };
+    // After the wait for the product.
+    const auto have_scores = [&]() {
+        wgmma_pin(scores);
+        release_block<C>(s.key_empty, key_ring, thread);
+    };
+    const auto have_output = [&](uint32_t(&weights)[C::N / 16][4]) {
+        wgmma_pin(o);
+        wgmma_pin(weights);
+        release_block<C>(s.value_empty, value_ring, thread);
+    };
     ForwardCoordinates<C::PACKED> tile;
     for (int round = 0; next_tile(tile, round); round++) {
         if (tile.count < 0)
@@ -513,12 +552,72 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
         };
         const uint32_t dropout_row =
             (uint32_t)cuda_ops_attention_dropout_row(tile.all_head, work.band.queries, top + thread / WARP_SIZE * 16);
-        const auto drop = [&](int key) {
-            if (C::DROPS)
-                drop_weights<C::N>(scores, seed, dropout_row, key / 16, work.dropout.threshold);
-        };
         SoftmaxRows rows = {{-INFINITY, -INFINITY}, {0, 0}};
         float alpha[2];
+        int key = own.last * C::N;
+        // Beside the exponentials, if there are registers for it.
+        const auto drop = [&](uint32_t(&weights)[4], int k, bool beside) {
+            if (C::DROPS && beside == (C::GROUPS == 2))
+                drop_weights(weights, seed, dropout_row, key / 16 + k, work.dropout.threshold);
+        };
+        // The scores' weights, and whether earlier sums are to be multiplied by alpha.
+        const auto weigh = [&](uint32_t(&weights)[C::N / 16][4], bool first) {
+            float sums[2] = {INFINITY, INFINITY}, shift[2];
+            if (!first)
+                weigh_block<C>(weights, sums, scores, rows.shift, work.scale_log2, drop);
+            const bool moves = first || __any_sync(FULL_WARP, is_large<T>(sums[0]) || is_large<T>(sums[1]));
+            if (moves) {
+                move_shifts<C>(rows, shift, alpha, sums, scores, work.scale_log2);
+                weigh_block<C>(weights, sums, scores, shift, work.scale_log2, drop);
+            }
+            rows.sum[0] += sums[0], rows.sum[1] += sums[1];
+#pragma unroll
+            for (int k = 0; k < C::N / 16; k++)
+                drop(weights[k], k, false);
+            return moves;
+        };
+        // The first block's weights.
+        const auto weigh_first = [&](uint32_t(&weights)[C::N / 16][4]) {
+            mask_block(key);
+            weigh(weights, true);
+            release_stored(); // the output of the tile before has long been read by now
+#pragma unroll 1
+            for (int i = 0; i < own.before; i++)
+                skip_values<C>(s, value_ring, thread);
+        };
+        // The next block's weights, and the values' product of the one before.
+        const auto step = [&](uint32_t(&before)[C::N / 16][4], uint32_t(&next)[C::N / 16][4]) {
+            key -= C::N;
+            mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
+            wait_for_turn<C>(group);
+            wgmma_pin(o);
+            wgmma_pin(before);
+            issue_keys();
+            issue_values(before);
+            pass_turn<C>(group);
+            wgmma_wait_group<C::AHEAD ? 1 : 0>();
+            have_scores();
+            if (!C::AHEAD)
+                have_output(before);
+            mask_block(key);
+            const bool moves = weigh(next, false);
+            if (C::AHEAD) {
+                wgmma_wait_group<0>();
+                have_output(before);
+            }
+            if (moves) {
+#pragma unroll
+                for (int j = 0; j < C::VALUE_D / 2; j++)
+                    o[j] *= alpha[j / 2 % 2];
+            }
+        };
+        const auto skip_blocks = [&](int count) {
+#pragma unroll 1
+            for (int i = 0; i < count; i++) {
+                skip_keys<C>(s, key_ring, group, thread);
+                skip_values<C>(s, value_ring, thread);
+            }
+        };
 #pragma unroll
         for (int i = 0; i < C::VALUE_D / 2; i++)
             o[i] = 0;
@@ -528,72 +627,40 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
 #pragma unroll 1
             for (int i = 0; i < own.before; i++)
                 skip_keys<C>(s, key_ring, group, thread);
-            const uint64_t queries = wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES);
-            int key = own.last * C::N;
             mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
             wait_for_turn<C>(group);
-            multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::KEY_BYTES));
+            issue_keys();
             pass_turn<C>(group);
             wgmma_wait_group<0>();
-            wgmma_pin(scores);
-            release_block<C>(s.key_empty, key_ring, thread);
-            mask_block(key);
-            softmax_block<C>(scores, rows, alpha, work.scale_log2);
-            drop(key);
-            pack_scores<C>(p, scores);
-            release_stored(); // the output of the tile before has long been read by now
-#pragma unroll 1
-            for (int i = 0; i < own.before; i++)
-                skip_values<C>(s, value_ring, thread);
-#pragma unroll 1
-            for (int i = 1; i < own.count; i++) {
-                key -= C::N;
-                mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
-                wait_for_turn<C>(group);
-                wgmma_pin(o);
-                wgmma_pin(p);
-                multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::KEY_BYTES));
-                mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
-                multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::VALUE_BYTES));
-                pass_turn<C>(group);
-                wgmma_wait_group<1>();
-                wgmma_pin(scores);
-                release_block<C>(s.key_empty, key_ring, thread);
-                mask_block(key);
-                softmax_block<C>(scores, rows, alpha, work.scale_log2);
-                drop(key);
-                wgmma_wait_group<0>();
-                wgmma_pin(o);
-                wgmma_pin(p);
-                release_block<C>(s.value_empty, value_ring, thread);
-                if (__any_sync(FULL_WARP, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
-#pragma unroll
-                    for (int j = 0; j < C::VALUE_D / 2; j++)
-                        o[j] *= alpha[j / 2 % 2];
+            have_scores();
+            int left = own.count - 1;
+            if constexpr (C::AHEAD) {
+                uint32_t other[C::N / 16][4];
+                if (left % 2 == 0) {
+                    weigh_first(p);
+                } else {
+                    weigh_first(other);
+                    step(other, p);
                 }
-                pack_scores<C>(p, scores);
+#pragma unroll 1
+                for (left /= 2; left > 0; left--) {
+                    step(p, other);
+                    step(other, p);
+                }
+            } else {
+                weigh_first(p);
+#pragma unroll 1
+                for (; left > 0; left--)
+                    step(p, p);
             }
-            mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
-            wgmma_pin(o);
-            wgmma_pin(p);
-            multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::VALUE_BYTES));
+            issue_values(p);
             wgmma_wait_group<0>();
-            wgmma_pin(o);
-            wgmma_pin(p);
-            release_block<C>(s.value_empty, value_ring, thread);
+            have_output(p);
         } else {
             release_stored();
-#pragma unroll 1
-            for (int i = 0; i < own.before; i++) {
-                skip_keys<C>(s, key_ring, group, thread);
-                skip_values<C>(s, value_ring, thread);
-            }
+            skip_blocks(own.before);
         }
-#pragma unroll 1
-        for (int i = 0; i < own.after; i++) {
-            skip_keys<C>(s, key_ring, group, thread);
-            skip_values<C>(s, value_ring, thread);
-        }
+        skip_blocks(own.after);
         store_output<C>(work, map_output, tile, rows, o, my_queries + query_ring.stage * C::QUERY_BYTES, group, thread);
         stored = query_place();
         if (C::SINGLE)
@@ -699,13 +766,18 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     work.all_heads = (int)(p.batch * p.heads);
     const int64_t total = (int64_t)work.tiles_m * work.all_heads;
     const int64_t blocks = total < device.multiprocessors ? total : device.multiprocessors;
-    work.longest_first = work.band.high < work.band.keys - 1;
-    work.rows_before = work.longest_first ? rows_before(work.band.queries, C::M) : 0;
+    // A last tile that leaves a warpgroup idle is short. As many blocks as are a multiple of a head's tiles would take
+    // the same one of each head, and those with the short ones wait for the others.
+    const bool longest_first = work.band.high < work.band.keys - 1;
+    const bool last_is_short = work.tiles_m > 1 && p.queries % C::M != 0 && p.queries % C::M <= C::M - 64;
+    work.together = longest_first ? 0 : last_is_short ? work.tiles_m - 1 : work.tiles_m;
+    work.rows_before = longest_first ? rows_before(work.band.queries, C::M) : 0;
     // At least a tile for every block.
     int64_t section = heads_at_once(p, p.keys), least = ceil_div(blocks, work.tiles_m);
-    section = !work.longest_first || section > work.all_heads ? work.all_heads : section > least ? section : least;
+    section = section > least ? section : least;
+    section = work.together == work.tiles_m || section > work.all_heads ? work.all_heads : section;
     work.section = (int)section;
-    work.schedule = make_schedule(total, section * work.tiles_m, blocks, work.longest_first);
+    work.schedule = make_schedule(total, section * work.tiles_m, blocks, longest_first);
     work.dropout = dropout_work_of(p, call.state);
     launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
                               map_value, map_output, work);

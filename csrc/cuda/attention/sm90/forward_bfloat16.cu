@@ -1,10 +1,13 @@
 // attention's forward on Hopper, bfloat16: output = softmax(scale * query key^T) value, with the exponentials' sums beside.
 // A persistent grid of one block an SM: a producer warp loads a tile of queries and, block by block, its keys and values
 // by TMA; each consumer warpgroup has 64 queries, whose scores (wgmma from shared memory) become exponentials in
-// registers, and these the left operand of the values' product. Scores of block j + 1 are multiplied before the values of
-// block j, and the warpgroups issue products in turns, so that exponentials run beside products. Blocks go from the
-// diagonal towards the first key; masks are applied only where a block is cut. Long tiles come first.
-// Where queries are no whole tiles, the first tile is the short one: what idles does so where there are the fewest keys.
+// registers, and these the left operand of the values' product. Scores of block j + 1 are multiplied before the values
+// of block j, and the warpgroups issue products in turns, so that exponentials run beside products. There is no running
+// maximum: a row keeps the shift of its first block until a sum of exponentials is large, which is seen before they are
+// used; then the scores, which are still there, are looked through. Blocks go from the diagonal towards the first key;
+// masks are applied only where a block is cut. Long tiles come first, and a last tile that is short comes last. Where
+// queries see more and more keys and are no whole tiles, the first tile is the short one: what idles does so where
+// there are the fewest keys.
 // Rows of more than 128 elements leave room for one tile of queries, and for 80 to 128 keys in two stages.
 // With dropout, an instance of its own (forward_dropout_bfloat16.cu), a thread draws the numbers of the scores that it has.
 // Bound by the tensor cores and, for rows of 64, by the exponentials as much. Measured on an H200 against cuDNN:

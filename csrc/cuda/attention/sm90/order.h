@@ -1,5 +1,6 @@
-// Which queries see which keys, which blocks of queries a block of keys walks over in attention's backward, and in
-// which order blocks of keys are handed out and add to the queries' gradients.
+// Which queries see which keys, in which order attention's forward takes its tiles of queries, which blocks of queries
+// a block of keys walks over in its backward, and in which order blocks of keys are handed out and add to the queries'
+// gradients.
 #ifndef CUDA_OPS_ATTENTION_SM90_ORDER_H
 #define CUDA_OPS_ATTENTION_SM90_ORDER_H
 
@@ -16,6 +17,22 @@ __host__ __device__ __forceinline__ bool queries_see_keys(const Band &band, int 
     const int end = first_query + M < band.queries ? first_query + M : band.queries;
     const int low = first_query + band.low, high = end - 1 + band.high;
     return (low > 0 ? low : 0) <= (high < band.keys - 1 ? high : band.keys - 1);
+}
+
+// Forward's tiles of queries of some heads, so many of each. The first `together` of a head follow each other, while
+// its keys and values are in the L2; after these of all heads comes the rest, of each head the last tile first. All of
+// them together: where tiles are as long. None: where later ones are longer. All but the last: where that one is short,
+// and evens out what the others leave.
+struct TileOfQueries {
+    int m, head;
+};
+
+__host__ __device__ __forceinline__ TileOfQueries tile_of_queries(int rank, int heads, int tiles, int together)
+{
+    if (rank < heads * together)
+        return {rank % together, rank / together};
+    rank -= heads * together;
+    return {tiles - 1 - rank / heads, rank % heads};
 }
 
 // Blocks of N keys add to the sums of M queries in ascending order; the first stores them, the last rounds them.
