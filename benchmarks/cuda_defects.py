@@ -235,10 +235,10 @@ DEFECTS = [
     ),
     Defect(
         320,
-        "conv2d/depthwise/forward_backward_input.cu",
+        "conv2d/depthwise/unrolled.cu",
         "channels_last: a pixel beyond the row is written",
-        "if (y + i < p.out_height && x + j < p.out_width) {",
-        "if (y + i < p.out_height && x + j <= p.out_width) {",
+        "if (y + i < p.out_height && x + j < p.out_width)",
+        "if (y + i < p.out_height && x + j <= p.out_width)",
         "conv2d",
     ),
     Defect(

@@ -35,7 +35,9 @@ static const ConvPath PATHS[] = {
      "conv2d_few_channels_backward_weight_kernel",
      conv2d_few_channels_supports, conv2d_few_channels_is_fast, conv2d_few_channels_workspace, conv2d_few_channels},
     {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", "conv2d/depthwise/",
-     "conv2d_depthwise_forward_contiguous_kernel conv2d_depthwise_forward_channels_last_kernel "
+     "conv2d_depthwise_forward_contiguous_kernel "
+     "conv2d_depthwise_forward_unrolled_kernel conv2d_depthwise_backward_input_unrolled_kernel "
+     "conv2d_depthwise_backward_weight_unrolled_kernel "
      "conv2d_depthwise_forward_any_kernel conv2d_depthwise_backward_input_any_kernel "
      "conv2d_depthwise_forward_kernel conv2d_depthwise_backward_input_kernel "
      "conv2d_depthwise_backward_weight_contiguous_kernel conv2d_depthwise_backward_weight_channels_last_kernel "

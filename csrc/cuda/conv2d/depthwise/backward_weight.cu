@@ -3,10 +3,11 @@
 //   grad_weight[o][r][s] = sum over n, y, x of grad_output[n][o][y][x] *
 //                                              input[n][o / multiplier][y * stride - padding + r * dilation][...]
 //
-// Every thread sums all taps over its share of the pixels; blocks split images and rows, and split_k.cu's kernel adds the
-// splits in order. Contiguous: a block per channel and some images, from tiles with halo in shared memory.
-// channels_last: a warp per strip of pixels of 64 channels, or with strides and dilations a thread per some channels.
-// Everything else: a few taps at a time. Bound by memory.
+// Every thread sums all taps over its share of the pixels; blocks split images and rows, and split_k.cu's kernel adds
+// the splits in order. Contiguous: a block per channel and some images, from tiles with halo in shared memory.
+// channels_last: a warp per strip of pixels of 64 channels, or with strides and dilations a thread per some channels;
+// of few pixels, and of channels that these do not take, unrolled_weight.cu. Everything else: a few taps at a time.
+// Bound by memory.
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -426,6 +427,38 @@ static int64_t pixel_blocks(int64_t kernel)
     return kernel == 7 ? PIXEL_BLOCKS / 2 : PIXEL_BLOCKS;
 }
 
+// The rows of an item of CHANNELS_LAST, and how many rows a warp goes through. More rows: less of the halo is read
+// twice. Fewer: the last wave of items is shorter.
+static int64_t item_rows(const DepthwiseProblem &p, int *item_height)
+{
+    const int64_t blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS);
+    const int64_t strips = p.batch * ceil_div(p.out_width, pixel_strip(p.kernel_width)) * blocks;
+    const int64_t at_once = WARPS * pixel_blocks(p.kernel_width);
+    int64_t least = INT64_MAX;
+    for (int64_t strips_y = 1; strips_y <= std::min<int64_t>(p.out_height, 64); strips_y++) {
+        const int64_t rows = ceil_div(p.out_height, strips_y), tiles = ceil_div(p.out_height, rows);
+        const int64_t time = ceil_div(strips * tiles, at_once) * (rows + p.kernel_height - 1);
+        if (time < least) {
+            least = time;
+            *item_height = (int)rows;
+        }
+    }
+    return least;
+}
+
+// What an H200 takes for CHANNELS_LAST, both launches: fitted to 3x3, 5x5 and 7x7 filters of 3 to 76 rows of a warp.
+static double channels_last_microseconds(const DepthwiseProblem &p, cuda_ops_dtype dtype)
+{
+    int height;
+    const double rows = (double)item_rows(p, &height);
+    const bool words = dtype == CUDA_OPS_FLOAT32;
+    if (p.kernel_width == 3)
+        return 4.2 + rows * (words ? 0.95 : 0.64);
+    if (p.kernel_width == 5)
+        return 5.2 + rows * (words ? 0.85 : 0.6);
+    return 5.7 + rows * (words ? 1.5 : 1.4);
+}
+
 // Chooses the kernel and its splits, for the launch and for the workspace query.
 static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool aligned, bool aligned_16)
 {
@@ -437,17 +470,7 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
         kernel = CHANNELS_LAST;
         blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS);
         p.tiles_x = (int)ceil_div(p.out_width, pixel_strip(p.kernel_width));
-        // More rows per item: less of the halo is read twice. Fewer: the last wave of items is shorter.
-        const int64_t strips = p.batch * p.tiles_x * blocks, at_once = WARPS * pixel_blocks(p.kernel_width);
-        int64_t least = INT64_MAX;
-        for (int64_t strips_y = 1; strips_y <= std::min<int64_t>(p.out_height, 64); strips_y++) {
-            const int64_t rows = ceil_div(p.out_height, strips_y), tiles = ceil_div(p.out_height, rows);
-            const int64_t time = ceil_div(strips * tiles, at_once) * (rows + p.kernel_height - 1);
-            if (time < least) {
-                least = time;
-                p.tile_height = (int)rows;
-            }
-        }
+        item_rows(p, &p.tile_height);
         p.tiles_y = (int)ceil_div(p.out_height, p.tile_height);
         items = ceil_div(p.batch * p.tiles_x * p.tiles_y, WARPS);
     } else if (unrolled && !s.input_channels_last) {
@@ -508,13 +531,28 @@ static void launch_unrolled(const DepthwiseProblem &p, WeightKernel kernel, floa
         <<<(unsigned int)(p.out_channels * p.splits), THREADS, shared, stream>>>(partial, p);
 }
 
+// Whether unrolled_weight.cu's kernel is taken instead. Against CHANNELS_LAST_ANY it was measured at few pixels alone.
+static bool is_unrolled_weight(const DepthwiseProblem &p, const ConvCall &call, WeightKernel kernel,
+                               const Device &device)
+{
+    constexpr double FEW_MICROSECONDS = 30;
+    if (kernel == CONTIGUOUS || !conv2d_depthwise_unrolled_weight_takes(p, call.dtype))
+        return false;
+    const double expected = conv2d_depthwise_unrolled_weight_microseconds(p, device);
+    return kernel == CHANNELS_LAST       ? expected < channels_last_microseconds(p, call.dtype)
+           : kernel == CHANNELS_LAST_ANY ? expected < FEW_MICROSECONDS
+                                         : true;
+}
+
 template <typename T>
-static cuda_ops_status launch_weight(const ConvCall &call)
+static cuda_ops_status launch_weight(const ConvCall &call, ConvDevice device)
 {
     DepthwiseProblem p = depthwise_problem(call);
     const bool aligned = is_aligned_run<T>(p.input) && is_aligned_run<T>(p.output);
     const bool aligned_16 = is_aligned_16(p.input) && is_aligned_16(p.output);
     const WeightKernel kernel = plan_weight(p, call, aligned, aligned_16);
+    if (is_unrolled_weight(p, call, kernel, device))
+        return conv2d_depthwise_unrolled_weight(p, call.dtype, call.workspace, device, call.stream);
     accumulate_type<T> *const partial = (accumulate_type<T> *)call.workspace;
     if ((double)p.out_channels * (double)p.splits > INT_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -547,7 +585,7 @@ static cuda_ops_status launch_weight(const ConvCall &call)
                              call.stream);
 }
 
-size_t conv2d_depthwise_backward_weight_workspace(const ConvCall &call, ConvDevice)
+size_t conv2d_depthwise_backward_weight_workspace(const ConvCall &call, ConvDevice device)
 {
     DepthwiseProblem p = depthwise_problem(call);
     // The pointers' alignment is not known here.
@@ -556,12 +594,15 @@ size_t conv2d_depthwise_backward_weight_workspace(const ConvCall &call, ConvDevi
         plan_weight(p, call, aligned, aligned_16);
         splits = splits > p.splits ? splits : p.splits;
     }
-    return (size_t)splits * p.out_channels * p.kernel_height * p.kernel_width *
-           (call.dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float));
+    const size_t bytes = (size_t)splits * p.out_channels * p.kernel_height * p.kernel_width *
+                         (call.dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float));
+    return conv2d_depthwise_unrolled_weight_takes(p, call.dtype)
+               ? std::max(bytes, conv2d_depthwise_unrolled_weight_workspace(p, device))
+               : bytes;
 }
 
-cuda_ops_status conv2d_depthwise_backward_weight(const ConvCall &call, ConvDevice)
+cuda_ops_status conv2d_depthwise_backward_weight(const ConvCall &call, ConvDevice device)
 {
-    CUDA_OPS_DISPATCH(call.dtype, T, return launch_weight<T>(call));
+    CUDA_OPS_DISPATCH(call.dtype, T, return launch_weight<T>(call, device));
     return CUDA_OPS_INVALID_ARGUMENT;
 }

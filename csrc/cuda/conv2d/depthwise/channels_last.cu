@@ -1,18 +1,22 @@
-// conv2d with a group per channel in channels_last, of any kernel, stride and dilation: what the unrolled kernels of
-// forward_backward_input.cu have no instance for (mobilenet's and efficientnet's steps of 2), and small images, of which
-// their tiles would be empty. forward and backward_input, for one output channel a group.
+// conv2d with a group per channel in channels_last, of any kernel, stride and dilation: what unrolled.cu has no
+// instance for. forward and backward_input, for one output channel a group.
 //
-// A thread computes 16 bytes of channels: PIXELS neighbouring pixels of the output in forward, one pixel of the input in
-// backward_input, which visits only the taps whose output exists. A block has the kernels of its channels in shared
-// memory as float; what neighbouring pixels read twice comes from L1.
+// A thread computes 16 bytes of channels, or one channel where they are no whole vectors: PIXELS neighbouring pixels of
+// the output in forward, one pixel of the input in backward_input, which visits only the taps whose output exists. A
+// block has the kernels of its channels in shared memory as float; what neighbouring pixels read twice comes from L1.
 // Bound by memory: each element is read once, in whole sectors.
 #include "conv2d/depthwise/problem.cuh"
 
 static constexpr int THREADS = 256;
-static constexpr int MOST_LANES = 16; // vectors of channels of a block
-static constexpr int PIXELS = 4;      // of a thread, along a row of the output
+static constexpr int PIXELS = 4; // of a thread, along a row of the output
 static constexpr int64_t WANTED_BLOCKS = 2112;
 static constexpr int MOST_WEIGHT_BYTES = 48 << 10;
+
+// Vectors of channels of a block.
+static int most_lanes(int size)
+{
+    return size == 1 ? 64 : 16;
+}
 
 // A block has `lanes` vectors of channels, and `groups` runs of pixels at a time.
 struct Tiles {
@@ -20,12 +24,11 @@ struct Tiles {
     int64_t runs, blocks_of_tile;
 };
 
-template <typename T>
-static Tiles tiles_of(const DepthwiseProblem &p, int64_t height, int64_t width, int pixels)
+static Tiles tiles_of(const DepthwiseProblem &p, int64_t height, int64_t width, int pixels, int size)
 {
-    const int64_t vectors = p.channels / vector16<T>::size;
+    const int64_t vectors = p.channels / size;
     Tiles t;
-    t.channel_tiles = (int)ceil_div(vectors, MOST_LANES);
+    t.channel_tiles = (int)ceil_div(vectors, most_lanes(size));
     t.lanes = (int)ceil_div(vectors, t.channel_tiles);
     t.groups = THREADS / t.lanes;
     t.runs_x = (int)ceil_div(width, pixels);
@@ -50,12 +53,26 @@ __device__ __forceinline__ void keep_weights(float *weights, const DepthwiseProb
     }
 }
 
-template <typename T>
+// A tap's weights for a thread's channels, by four where they are aligned: one by one, lanes would meet in banks.
+template <int SIZE>
+__device__ __forceinline__ void tap_weights(float (&w)[SIZE], const float *from)
+{
+    if constexpr (SIZE % 4 == 0) {
+#pragma unroll
+        for (int e = 0; e < SIZE; e += 4)
+            *(float4 *)(w + e) = *(const float4 *)(from + e);
+    } else {
+#pragma unroll
+        for (int e = 0; e < SIZE; e++)
+            w[e] = from[e];
+    }
+}
+
+template <typename T, int SIZE>
 __global__ void __launch_bounds__(THREADS, 2)
     conv2d_depthwise_forward_any_kernel(const __grid_constant__ DepthwiseProblem p, const Tiles t)
 {
-    typedef vector16<T> V;
-    constexpr int SIZE = V::size;
+    typedef aligned_vector<T, SIZE> V;
     extern __shared__ __align__(16) float weights[];
     const int width = t.lanes * SIZE, lane = (int)threadIdx.x % t.lanes, group = (int)threadIdx.x / t.lanes;
     const int64_t first_channel = (int64_t)(blockIdx.x % t.channel_tiles) * width;
@@ -87,9 +104,11 @@ __global__ void __launch_bounds__(THREADS, 2)
             if ((unsigned int)source_y >= (unsigned int)p.height)
                 continue;
             const T *const line = image + (int64_t)source_y * in_line;
-            const float *w = weights + r * p.kernel_width * width + lane * SIZE;
+            const float *tap = weights + r * p.kernel_width * width + lane * SIZE;
 #pragma unroll 2
-            for (int s = 0; s < p.kernel_width; s++, w += width) {
+            for (int s = 0; s < p.kernel_width; s++, tap += width) {
+                float w[SIZE];
+                tap_weights(w, tap);
                 V value[PIXELS];
 #pragma unroll
                 for (int j = 0; j < PIXELS; j++) {
@@ -113,12 +132,11 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-template <typename T>
+template <typename T, int SIZE>
 __global__ void __launch_bounds__(THREADS, 4)
     conv2d_depthwise_backward_input_any_kernel(const __grid_constant__ DepthwiseProblem p, const Tiles t)
 {
-    typedef vector16<T> V;
-    constexpr int SIZE = V::size;
+    typedef aligned_vector<T, SIZE> V;
     extern __shared__ __align__(16) float weights[];
     const int width = t.lanes * SIZE, lane = (int)threadIdx.x % t.lanes, group = (int)threadIdx.x / t.lanes;
     const int64_t first_channel = (int64_t)(blockIdx.x % t.channel_tiles) * width;
@@ -148,7 +166,8 @@ __global__ void __launch_bounds__(THREADS, 4)
                 if (back < 0 || back - out_x * p.stride_width != 0 || out_x >= p.out_width)
                     continue;
                 const V value = *reinterpret_cast<const V *>(line + (int64_t)out_x * p.out.x);
-                const float *const w = weights + (r * p.kernel_width + s) * width + lane * SIZE;
+                float w[SIZE];
+                tap_weights(w, weights + (r * p.kernel_width + s) * width + lane * SIZE);
 #pragma unroll
                 for (int e = 0; e < SIZE; e++)
                     sum[e] += w[e] * element_of(value, e);
@@ -160,28 +179,50 @@ __global__ void __launch_bounds__(THREADS, 4)
     }
 }
 
-template <typename T>
+// A thread's channels: 16 bytes, or one.
+static int size_of(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward)
+{
+    const int size = (int)(16 / dtype_size(dtype));
+    return p.channels % size == 0 && is_aligned_16(forward ? p.input : p.output) && is_aligned_16(p.result) ? size : 1;
+}
+
+static int64_t weight_bytes(const DepthwiseProblem &p, const Tiles &t, int size)
+{
+    return (int64_t)p.kernel_height * p.kernel_width * t.lanes * size * (int)sizeof(float);
+}
+
+static Tiles tiles_of(const DepthwiseProblem &p, bool forward, int size)
+{
+    return forward ? tiles_of(p, p.out_height, p.out_width, PIXELS, size) : tiles_of(p, p.height, p.width, 1, size);
+}
+
+template <typename T, int SIZE>
 static cuda_ops_status launch(const DepthwiseProblem &p, bool forward, cudaStream_t stream)
 {
-    const Tiles t = forward ? tiles_of<T>(p, p.out_height, p.out_width, PIXELS) : tiles_of<T>(p, p.height, p.width, 1);
-    const int64_t bytes = (int64_t)p.kernel_height * p.kernel_width * t.lanes * vector16<T>::size * (int)sizeof(float);
+    const Tiles t = tiles_of(p, forward, SIZE);
     const dim3 blocks((unsigned int)(t.blocks_of_tile * t.channel_tiles));
     const auto kernel =
-        forward ? conv2d_depthwise_forward_any_kernel<T> : conv2d_depthwise_backward_input_any_kernel<T>;
-    kernel<<<blocks, THREADS, (size_t)bytes, stream>>>(p, t);
+        forward ? conv2d_depthwise_forward_any_kernel<T, SIZE> : conv2d_depthwise_backward_input_any_kernel<T, SIZE>;
+    kernel<<<blocks, THREADS, (size_t)weight_bytes(p, t, SIZE), stream>>>(p, t);
     return launch_status();
 }
 
 bool conv2d_depthwise_channels_last_takes(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward)
 {
-    const int64_t bytes = dtype_size(dtype), size = 16 / bytes;
-    const int64_t tiles = ceil_div(p.channels / size, MOST_LANES);
-    const int64_t width = tiles > 0 ? ceil_div(p.channels / size, tiles) * size : 0;
-    return dtype != CUDA_OPS_FLOAT64 && p.in.c == 1 && p.out.c == 1 && p.multiplier == 1 && p.channels % size == 0 &&
-           (int64_t)p.kernel_height * p.kernel_width * width * (int)sizeof(float) <= MOST_WEIGHT_BYTES &&
-           is_aligned_16(forward ? p.input : p.output) && is_aligned_16(p.result) && tiles <= WANTED_BLOCKS &&
+    if (dtype == CUDA_OPS_FLOAT64 || p.in.c != 1 || p.out.c != 1 || p.multiplier != 1)
+        return false;
+    const int size = size_of(p, dtype, forward);
+    const Tiles t = tiles_of(p, forward, size);
+    return weight_bytes(p, t, size) <= MOST_WEIGHT_BYTES && t.channel_tiles <= WANTED_BLOCKS &&
            // Offsets of pixels along either dimension, and of a line, have 32 bits.
            p.in.n <= INT_MAX && p.out.n <= INT_MAX;
+}
+
+template <typename T>
+static cuda_ops_status launch(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward, cudaStream_t stream)
+{
+    return size_of(p, dtype, forward) > 1 ? launch<T, vector16<T>::size>(p, forward, stream)
+                                          : launch<T, 1>(p, forward, stream);
 }
 
 cuda_ops_status conv2d_depthwise_channels_last(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward,
@@ -189,11 +230,11 @@ cuda_ops_status conv2d_depthwise_channels_last(const DepthwiseProblem &p, cuda_o
 {
     switch (dtype) {
     case CUDA_OPS_FLOAT32:
-        return launch<float>(p, forward, stream);
+        return launch<float>(p, dtype, forward, stream);
     case CUDA_OPS_FLOAT16:
-        return launch<__half>(p, forward, stream);
+        return launch<__half>(p, dtype, forward, stream);
     case CUDA_OPS_BFLOAT16:
-        return launch<__nv_bfloat16>(p, forward, stream);
+        return launch<__nv_bfloat16>(p, dtype, forward, stream);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }

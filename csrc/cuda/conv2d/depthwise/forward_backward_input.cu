@@ -5,17 +5,14 @@
 //   grad_input[n][c][y][x] = sum over o of c, and r, s of weight[o][r][s] *
 //                                      grad_output[n][o][(y + padding - r) / stride][alike in x]
 //
-// 3x3, 5x5 and 7x7 of stride 1 have unrolled kernels, for backward_input with a mirrored kernel. Contiguous: a block
-// copies a tile of a plane with its halo (or some small planes) to shared memory as float32; a thread computes 4 x 4
-// pixels. channels_last: a thread computes 4 x 2 pixels of 4 channels from global memory; a warp's lanes read
-// neighbouring channels, and what blocks read twice comes from L1. Other kernels in channels_last: channels_last.cu. Everything else, float64 too: a
-// thread per result.
+// Contiguous, 3x3, 5x5 and 7x7 of stride 1 are unrolled here, for backward_input with a mirrored kernel: a block copies
+// a tile of a plane with its halo (or some small planes) to shared memory as float32; a thread computes 4 x 4 pixels.
+// channels_last: unrolled.cu, and of other kernels channels_last.cu. Everything else, float64 too: a thread per result.
 // Bound by memory: each element is read once, in whole sectors.
 #include "conv2d/depthwise/problem.cuh"
 
 static constexpr int THREADS = 256;
-static constexpr int PLANE_ROWS = 4, PIXEL_ROWS = 2;
-static constexpr int PIXEL_CHANNELS = 8, PIXEL_COLUMNS = 4; // threads of a block along runs of channels, along columns
+static constexpr int PLANE_ROWS = 4;
 
 // The kernel of output channel o, which is dense in either format.
 template <typename T, int K>
@@ -97,84 +94,6 @@ __global__ void __launch_bounds__(THREADS)
                         result[j] = run[j];
         }
     }
-}
-
-template <typename T, int K>
-__global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
-    conv2d_depthwise_forward_channels_last_kernel(const __grid_constant__ DepthwiseProblem p)
-{
-    constexpr int CHANNELS = PIXEL_CHANNELS * RUN;
-    __shared__ __align__(16) float weights[K * K][CHANNELS];
-    const int channel_tiles = (int)((p.channels + CHANNELS - 1) / CHANNELS);
-    int block = blockIdx.x / channel_tiles;
-    const int64_t first_channel = (int64_t)(blockIdx.x - block * channel_tiles) * CHANNELS;
-    const int n = block / (p.tiles_x * p.tiles_y), tile = block - n * (p.tiles_x * p.tiles_y);
-    const int y0 = tile / p.tiles_x * p.tile_height, x0 = tile % p.tiles_x * p.tile_width;
-    for (int i = threadIdx.x; i < K * K * CHANNELS; i += THREADS) {
-        const int64_t o = first_channel + i % CHANNELS;
-        weights[i / CHANNELS][i % CHANNELS] = o < p.channels ? tap_weight<T, K>(p, o, i / CHANNELS) : 0.0f;
-    }
-    __syncthreads();
-
-    const int run = threadIdx.x % PIXEL_CHANNELS, at = threadIdx.x / PIXEL_CHANNELS;
-    const int64_t channel = first_channel + run * RUN;
-    const int x = x0 + at % PIXEL_COLUMNS * RUN, y = y0 + at / PIXEL_COLUMNS * PIXEL_ROWS;
-    if (channel >= p.channels || x >= p.out_width || y >= p.out_height)
-        return;
-    float sum[PIXEL_ROWS][RUN][RUN]; // row, column, channel
-#pragma unroll
-    for (int k = 0; k < RUN; k++) {
-        const float start = p.bias != nullptr ? load_as_accumulate(((const T *)p.bias)[channel + k]) : 0.0f;
-#pragma unroll
-        for (int i = 0; i < PIXEL_ROWS; i++)
-#pragma unroll
-            for (int j = 0; j < RUN; j++)
-                sum[i][j][k] = start;
-    }
-    const T *const image = (const T *)p.input + n * p.in.n + channel;
-    const int in_line = (int)p.in.y, out_line = (int)p.out.y, out_column = (int)p.out.x;
-    typedef DepthwiseWindow<T, K, RUN> Window;
-    Window window;
-    window.aim(p, x - p.padding_left);
-    const auto fetch = [&](uint32_t(&raw)[Window::COLUMNS][Window::WORDS], int row) {
-        const int source_y = y + row - p.padding_top;
-        window.fetch(raw, image + source_y * in_line, (unsigned int)source_y < (unsigned int)p.height);
-    };
-    uint32_t raw[2][Window::COLUMNS][Window::WORDS];
-    fetch(raw[0], 0);
-#pragma unroll
-    for (int row = 0; row < PIXEL_ROWS + K - 1; row++) {
-        if (row + 1 < PIXEL_ROWS + K - 1)
-            fetch(raw[(row + 1) % 2], row + 1);
-        float value[Window::COLUMNS][RUN];
-        Window::convert(value, raw[row % 2]);
-#pragma unroll
-        for (int r = 0; r < K; r++)
-            if (row - r >= 0 && row - r < PIXEL_ROWS)
-#pragma unroll
-                for (int s = 0; s < K; s++) {
-                    const float4 w = *(const float4 *)(&weights[r * K + s][run * RUN]);
-#pragma unroll
-                    for (int j = 0; j < RUN; j++) {
-                        sum[row - r][j][0] += w.x * value[s + j][0];
-                        sum[row - r][j][1] += w.y * value[s + j][1];
-                        sum[row - r][j][2] += w.z * value[s + j][2];
-                        sum[row - r][j][3] += w.w * value[s + j][3];
-                    }
-                }
-    }
-    T *const result = (T *)p.result + n * p.out.n + y * out_line + x * out_column + channel;
-#pragma unroll
-    for (int i = 0; i < PIXEL_ROWS; i++)
-#pragma unroll
-        for (int j = 0; j < RUN; j++)
-            if (y + i < p.out_height && x + j < p.out_width) {
-                T channels[RUN];
-#pragma unroll
-                for (int k = 0; k < RUN; k++)
-                    channels[k] = store_from_accumulate<T>(sum[i][j][k]);
-                store_run(result + i * out_line + j * out_column, channels);
-            }
 }
 
 // Threads are in the order of the result in memory.
@@ -270,20 +189,8 @@ static DepthwiseProblem as_forward(DepthwiseProblem p)
 }
 
 template <typename T, int K>
-static cuda_ops_status launch_unrolled(DepthwiseProblem p, bool channels_last, cudaStream_t stream)
+static cuda_ops_status launch_contiguous(DepthwiseProblem p, cudaStream_t stream)
 {
-    if (channels_last) {
-        p.tile_width = PIXEL_COLUMNS * RUN;
-        p.tile_height = THREADS / PIXEL_CHANNELS / PIXEL_COLUMNS * PIXEL_ROWS;
-        p.tiles_x = (int)ceil_div(p.out_width, p.tile_width);
-        p.tiles_y = (int)ceil_div(p.out_height, p.tile_height);
-        const int64_t channel_tiles = ceil_div(p.channels, PIXEL_CHANNELS * RUN);
-        const double blocks = (double)p.tiles_x * p.tiles_y * (double)channel_tiles * (double)p.batch;
-        if (blocks > INT_MAX)
-            return CUDA_OPS_INVALID_ARGUMENT;
-        conv2d_depthwise_forward_channels_last_kernel<T, K><<<(unsigned int)blocks, THREADS, 0, stream>>>(p);
-        return launch_status();
-    }
     // Tiles of equal width up to 64 columns, with as many rows as 256 threads compute; small planes share a block.
     const int64_t tiles_x = ceil_div(p.out_width, 64);
     p.tile_width = (int)ceil_div(ceil_div(p.out_width, tiles_x), RUN) * RUN;
@@ -323,34 +230,23 @@ static cuda_ops_status launch_generic(const DepthwiseProblem &p, bool forward, c
     return launch_status();
 }
 
-// Whether images are so small that most of an unrolled kernel's tile has no pixels: the kernel for any filter, which
-// has a thread for every four pixels of a row, is faster then. Measured at 5x5 and 7x7 pixels, and at 10x10, where it
-// is not.
-static bool leaves_tiles_empty(const DepthwiseProblem &p)
-{
-    constexpr int64_t FEW = 36, FEW_OF_7X7 = 64;
-    return (int64_t)p.out_height * p.out_width <= (p.kernel_width == 7 ? FEW_OF_7X7 : FEW);
-}
-
 template <typename T>
 static cuda_ops_status forward_backward_input(const ConvCall &call)
 {
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     const DepthwiseProblem p = depthwise_problem(call);
     if constexpr (sizeof(T) < 8) {
-        const DepthwiseProblem q = forward ? p : as_forward(p);
-        const bool contiguous = !call.sizes.input_channels_last && (forward || p.multiplier == 1);
-        const bool channels_last = call.sizes.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 &&
-                                   is_aligned_run<T>(q.input) && is_aligned_run<T>(q.result);
-        const bool one_layout = call.sizes.input_channels_last == call.sizes.output_channels_last;
-        if (depthwise_is_unrolled(p, call.dtype) && one_layout && (contiguous || channels_last)) {
-            if (channels_last && leaves_tiles_empty(q) && conv2d_depthwise_channels_last_takes(q, call.dtype, true))
-                return conv2d_depthwise_channels_last(q, call.dtype, true, call.stream);
+        const bool as_it_stands = forward || p.stride_width != 1;
+        const DepthwiseProblem q = as_it_stands ? p : as_forward(p);
+        if (conv2d_depthwise_unrolled_takes(q, call.dtype, forward || !as_it_stands))
+            return conv2d_depthwise_unrolled(q, call.dtype, forward || !as_it_stands, call.stream);
+        const bool contiguous = !call.sizes.input_channels_last && !call.sizes.output_channels_last;
+        if (depthwise_is_unrolled(p, call.dtype) && contiguous && (forward || p.multiplier == 1)) {
             if (p.kernel_width == 3)
-                return launch_unrolled<T, 3>(q, channels_last, call.stream);
+                return launch_contiguous<T, 3>(q, call.stream);
             if (p.kernel_width == 5)
-                return launch_unrolled<T, 5>(q, channels_last, call.stream);
-            return launch_unrolled<T, 7>(q, channels_last, call.stream);
+                return launch_contiguous<T, 5>(q, call.stream);
+            return launch_contiguous<T, 7>(q, call.stream);
         }
     }
     if (conv2d_depthwise_channels_last_takes(p, call.dtype, forward))

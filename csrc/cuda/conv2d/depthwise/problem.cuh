@@ -98,58 +98,6 @@ __device__ __forceinline__ float2 unpack(uint32_t word)
     return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)); // bfloat16
 }
 
-// What a thread's pixels read of a channels_last row: a run of CHANNELS at each of RUN + K - 1 columns. Which columns
-// are inside the image is the same for all rows. Rows are fetched one ahead of the one that is multiplied.
-template <typename T, int K, int CHANNELS>
-struct DepthwiseWindow {
-    static constexpr int COLUMNS = RUN + K - 1, WORDS = CHANNELS * sizeof(T) / 4;
-    int offset[COLUMNS];
-    unsigned int inside;
-
-    // x: the leftmost column
-    __device__ __forceinline__ void aim(const DepthwiseProblem &p, int x)
-    {
-        inside = 0;
-#pragma unroll
-        for (int i = 0; i < COLUMNS; i++) {
-            offset[i] = (x + i) * (int)p.in.x;
-            inside |= (unsigned int)((unsigned int)(x + i) < (unsigned int)p.width) << i;
-        }
-    }
-
-    __device__ __forceinline__ void fetch(uint32_t (&raw)[COLUMNS][WORDS], const T *line, bool inside_row) const
-    {
-#pragma unroll
-        for (int i = 0; i < COLUMNS; i++) {
-            const bool inside_pixel = inside_row && (inside >> i & 1);
-            if constexpr (WORDS == 4) {
-                const uint4 v = inside_pixel ? *(const uint4 *)(line + offset[i]) : make_uint4(0, 0, 0, 0);
-                raw[i][0] = v.x, raw[i][1] = v.y, raw[i][2] = v.z, raw[i][3] = v.w;
-            } else if constexpr (WORDS == 2) {
-                const uint2 v = inside_pixel ? *(const uint2 *)(line + offset[i]) : make_uint2(0, 0);
-                raw[i][0] = v.x, raw[i][1] = v.y;
-            } else
-                raw[i][0] = inside_pixel ? *(const uint32_t *)(line + offset[i]) : 0;
-        }
-    }
-
-    static __device__ __forceinline__ void convert(float (&value)[COLUMNS][CHANNELS],
-                                                   const uint32_t (&raw)[COLUMNS][WORDS])
-    {
-#pragma unroll
-        for (int i = 0; i < COLUMNS; i++)
-#pragma unroll
-            for (int k = 0; k < WORDS; k++)
-                if constexpr (sizeof(T) == 4)
-                    value[i][k] = __uint_as_float(raw[i][k]);
-                else {
-                    const float2 two = unpack<T>(raw[i][k]);
-                    value[i][2 * k] = two.x;
-                    value[i][2 * k + 1] = two.y;
-                }
-    }
-};
-
 // index /= by; returns the remainder. In 32 bits where they suffice.
 __device__ __forceinline__ int64_t divide_in_place(int64_t &index, int64_t by)
 {
@@ -167,6 +115,18 @@ __device__ __forceinline__ int64_t divide_in_place(int64_t &index, int64_t by)
 bool conv2d_depthwise_channels_last_takes(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward);
 cuda_ops_status conv2d_depthwise_channels_last(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward,
                                                cudaStream_t stream);
+
+// unrolled.cu: forward and backward_input in channels_last, of filters that have instances, any number of channels
+bool conv2d_depthwise_unrolled_takes(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward);
+cuda_ops_status conv2d_depthwise_unrolled(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward,
+                                          cudaStream_t stream);
+
+// unrolled_weight.cu: backward_weight of the same, and the time that it is expected to take
+bool conv2d_depthwise_unrolled_weight_takes(const DepthwiseProblem &p, cuda_ops_dtype dtype);
+double conv2d_depthwise_unrolled_weight_microseconds(const DepthwiseProblem &p, const Device &device);
+size_t conv2d_depthwise_unrolled_weight_workspace(const DepthwiseProblem &p, const Device &device);
+cuda_ops_status conv2d_depthwise_unrolled_weight(const DepthwiseProblem &p, cuda_ops_dtype dtype, void *workspace,
+                                                 const Device &device, cudaStream_t stream);
 
 // backward_weight.cu
 size_t conv2d_depthwise_backward_weight_workspace(const ConvCall &call, ConvDevice device);
