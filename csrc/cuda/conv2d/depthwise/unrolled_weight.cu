@@ -215,7 +215,9 @@ static double tiles_of(WeightTiles &best, const DepthwiseProblem &p, int vector,
         t.groups = THREADS / lanes;
         t.by_lanes = make_divisor((uint32_t)lanes);
         const int64_t most_parts = std::min(ceil_div(t.units, t.groups), ceil_div(4 * processors, t.channel_tiles));
-        for (int64_t parts = 1; parts <= most_parts; parts += parts < most ? 1 : most) {
+        // Each number of a cluster's blocks, and of clusters some: a call on the host looks at no more than 20.
+        for (int64_t parts = 1; parts <= most_parts;
+             parts += parts < most ? 1 : std::max<int64_t>(most, parts / 2 / most * most)) {
             const int64_t cluster = std::min<int64_t>(parts, most);
             const double blocks = (double)t.channel_tiles * (double)parts, room = (double)processors * at_once;
             const double waves = (double)(int64_t)((blocks + room - 1) / room);
