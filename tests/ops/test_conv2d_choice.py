@@ -61,6 +61,14 @@ def test_groups_of_few_channels_share_tiles(kind):
     assert chosen((16, 168, 40, 40), (168, 24, 3, 3), groups=7, padding=1, stride=2, **how)["forward"] == "grouped"
 
 
+@pytest.mark.parametrize("size, stride", [((64, 1024, 14, 14), 2), ((8, 1024, 9, 9), 1), ((64, 1024, 7, 7), 1)])
+def test_groups_of_32_channels_share_none_in_16_bits(size, stride):
+    """But for the gradient of input with strides, which others make of a copy for each stride phase."""
+    paths = chosen(size, (1024, 32, 3, 3), groups=32, padding=1, stride=stride, dtype=torch.float16)
+    assert "grouped" not in (paths["forward"], paths["gradient of weight"])
+    assert (paths["gradient of input"] == "grouped") == (stride > 1)
+
+
 def test_groups_of_many_channels_go_to_winograd_in_float32():
     assert set(chosen((96, 1232, 18, 18), (1232, 112, 3, 3), torch.float32, groups=11, padding=1).values()) == {
         "winograd"

@@ -426,7 +426,12 @@ Answer conv2d_grouped_is_fast(const ConvCall &call, ConvDevice device)
     const GroupedCall c = grouped_call(call);
     if (c.tensor_cores && (c.vectors > 8 || c.column_vectors > 8) && conv2d_sm90_supports(call, device))
         return no("a group's channels fill more than a slice of sm90's");
-    // Forward and gradients of input of 32 channels a group took longer than mma where the model said less.
+    // Of 32 channels a group in 16 bits mma and sm90 were faster wherever the model said otherwise, by 1.03 to 2 times,
+    // but for the gradient of input with strides, which they make with a copy for each stride phase.
+    const bool strided_input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && c.phases > 1;
+    if (c.tensor_cores && c.element == 2 && c.vectors >= 4 && c.column_vectors >= 4 && !strided_input)
+        return no("32 channels a group or more fill the tiles of mma and sm90");
+    // Forward and gradients of input took longer than mma where the model said less.
     constexpr double CAUTION = 1.15;
     const double time =
         conv2d_grouped_microseconds(call, device) * (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 1 : CAUTION);
