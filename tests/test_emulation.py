@@ -1,6 +1,7 @@
 """CUDA kernels on the host: each op's .cu files, compiled as C++ for an emulated device (tests/emulation/README.md), on
 random sizes, dtypes and alignments, against the C11 kernels or a plain loop."""
 
+import hashlib
 import os
 import platform
 import shutil
@@ -13,7 +14,7 @@ from support.c_programs import CSRC, ROOT
 
 EMULATION = ROOT / "tests" / "emulation"
 CXX = os.environ.get("CXX", "c++")
-FLAGS = ["-std=c++17", "-O0", "-g1", "-mf16c", "-fno-strict-aliasing", "-w", "-include", "cuda_runtime.h"]
+FLAGS = ["-std=c++17", "-O0", "-g1", "-mf16c", "-fno-strict-aliasing", "-w"]
 FLAGS += ["-fsanitize=address,alignment", "-fno-sanitize-recover=all"]
 
 TILED = ("tiled", "convolve", "backward_weight", "winograd")  # those without wgmma
@@ -73,14 +74,22 @@ pytestmark = pytest.mark.skipif(
 
 
 def compile_objects(sources, translated, folder):
-    """The object files of the sources, made in that folder."""
-    include = [f"-I{EMULATION / 'include'}", f"-I{EMULATION}", f"-I{translated}", f"-I{CSRC / 'include'}"]
+    """The object files of the sources, in that folder, which all programs share: several have the same files, and most
+    of a program whose kernels are changed is as it was. An object is named after the text that it is compiled from."""
+    include = [f"-I{EMULATION / 'include'}", f"-I{EMULATION}", "-I.", f"-I{CSRC / 'include'}"]
+
+    def call(*command, **options):
+        result = subprocess.run([CXX, *FLAGS, *map(str, command)], capture_output=True, cwd=translated, **options)
+        assert result.returncode == 0, result.stderr.decode()
+        return result.stdout
 
     def compile_one(source):
-        target = folder / f"{source.parent.name}_{source.stem}.o"
-        command = [CXX, *FLAGS, *include, "-x", "c++", "-c", source, "-o", target]
-        result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
+        # Relative and without the folder, so that the text, which names its files, is the same wherever they lie.
+        source = source.relative_to(translated) if source.is_relative_to(translated) else source
+        text = call(*include, "-include", "cuda_runtime.h", "-fno-working-directory", "-x", "c++", "-E", source)
+        target = folder / f"{source.stem}_{hashlib.sha256(text).hexdigest()}.o"
+        if not target.exists():
+            call("-x", "c++-cpp-output", "-c", "-", "-o", target, input=text)
         return target
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -94,14 +103,19 @@ def translate(folder):
 
 
 @pytest.fixture(scope="module")
-def common(c_kernels, tmp_path_factory):
+def compiled(tmp_path_factory):
+    """The folder of what all programs are made of."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def common(c_kernels, compiled):
     """The objects that every program is linked with: the emulated device, and the C11 kernels."""
-    folder = tmp_path_factory.mktemp("emulator")
     sources = [EMULATION / f"{name}.cpp" for name in ("emulator", "device", "cases")]
-    return [*compile_objects(sources, translate(folder / "translated"), folder), *c_kernels]
+    return [*compile_objects(sources, translate(compiled / "translated"), compiled), *c_kernels]
 
 
-def build(op, paths, common, folder, change=lambda path, text: text):
+def build(op, paths, common, compiled, folder, change=lambda path, text: text):
     """The program of tests/emulation/test_<op>.cpp, of kernels whose text may be changed first."""
     translated, sources = translate(folder / "translated"), []
     for path in paths:
@@ -110,7 +124,7 @@ def build(op, paths, common, folder, change=lambda path, text: text):
     for file in sources + headers:
         file.write_text(change(file, file.read_text()))
     program = folder / f"emulated_{op}"
-    objects = compile_objects([*sources, EMULATION / f"test_{op}.cpp"], translated, folder)
+    objects = compile_objects([*sources, EMULATION / f"test_{op}.cpp"], translated, compiled)
     sanitizers = [flag for flag in FLAGS if flag.startswith("-fsanitize")]
     command = [CXX, *sanitizers, "-fsanitize=undefined", *objects, *common, "-o", program, "-lm"]
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
@@ -123,10 +137,19 @@ def run(program, cases, first=0):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_kernels(op, common, tmp_path):
+def test_kernels(op, common, compiled, tmp_path):
     paths, cases = OPS[op]
-    result = run(build(op, paths, common, tmp_path), cases)
+    result = run(build(op, paths, common, compiled, tmp_path), cases)
     assert result.returncode == 0, result.stderr
+
+
+def test_what_is_the_same_is_compiled_once(common, compiled, tmp_path):
+    objects = []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        build("round_list", OPS["round_list"][0], common, compiled, folder)
+        objects.append(sorted(compiled.glob("*.o")))
+    assert objects[0] == objects[1]
 
 
 # Sizes from which on kernels work otherwise, and choices, by file, made so here that small cases reach all of them.
@@ -154,7 +177,7 @@ SMALLER = {
 
 
 @pytest.mark.parametrize("op", SMALLER)
-def test_parts(op, common, tmp_path):
+def test_parts(op, common, compiled, tmp_path):
     def change(path, text):
         for right, small in SMALLER[op].get(path.name, {}).items():
             assert right in text
@@ -164,7 +187,7 @@ def test_parts(op, common, tmp_path):
 
     changed = set()
     paths, cases = OPS[op]
-    result = run(build(op, paths, common, tmp_path, change), cases)
+    result = run(build(op, paths, common, compiled, tmp_path, change), cases)
     assert changed == SMALLER[op].keys()
     assert result.returncode == 0, result.stderr
 
@@ -181,11 +204,11 @@ def test_parts(op, common, tmp_path):
         ("gemm_align", "(line - matrix * work.rows) * work.pitch", "line * work.pitch", "element"),
     ],
 )
-def test_errors_are_found(op, right, wrong, message, common, tmp_path):
+def test_errors_are_found(op, right, wrong, message, common, compiled, tmp_path):
     def change(path, text):
         assert right in text
         return text.replace(right, wrong)
 
-    result = run(build(op, OPS[op][0], common, tmp_path, change), 60)
+    result = run(build(op, OPS[op][0], common, compiled, tmp_path, change), 60)
     assert result.returncode != 0
     assert message in result.stderr
