@@ -85,7 +85,7 @@ def reference_of(target, **options):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("spread", [1.0, 60.0])
 def test_cross_entropy_of_several_chunks_of_rows(dtype, spread):
-    """Chunks of 4096 rows and a last one of 808: what is left of a chunk for the next one to do is of the right rows.
+    """Chunks of 3072 rows and a last one of 2856: what is left of a chunk for the next one to do is of the right rows.
     With logits far apart rows have losses beyond the range of their references, and are rewritten."""
     make = Make("cuda", torch.float32)
     input = make(9000, 64).to(dtype).requires_grad_()

@@ -50,8 +50,8 @@ struct gpt2_device {
     /* The sum of the rows of the two tables, for each of the span's tokens. */
     void (*embed_forward)(gpt2_device *, void *output, const float *token_table, const float *position_table,
                           const int64_t *tokens, int64_t vocab_size, int64_t features, const gpt2_span *);
-    /* Adds to grad_tokens, by way of `scratch`, of its size; of grad_positions the rows beyond the span get zeros. The
-     * span begins at 0. */
+    /* Adds to grad_tokens, on the CPU by way of `scratch`, of its size; of grad_positions the rows beyond the span get
+     * zeros. The span begins at 0. */
     void (*embed_backward)(gpt2_device *, float *grad_tokens, float *grad_positions, float *scratch,
                            const void *grad_output, const int64_t *tokens, int64_t vocab_size, int64_t block_size,
                            int64_t features, const gpt2_span *);

@@ -38,7 +38,7 @@ class Recipe:
     precision: str = "fp32"
     seed: int = 0
     recomputed_blocks: int = 0
-    """Of GPT: less memory for some time; the weights are the same."""
+    """Of GPT: less memory for some time; gradients differ by rounding alone, as gelu is of another kernel then."""
 
 
 def _gpt2(layers: int, heads: int, features: int, batch: int, recomputed_blocks: int = 0) -> Recipe:
