@@ -3,13 +3,29 @@
 // lanes take 32 columns and the block's warps the rows. Bound by memory: one read of the queries' gradient.
 #include "cuda_ops/attention_packed_bias.h"
 
+#include <string.h>
+
 #include "common/column_sums.cuh"
 #include "common/common.cuh"
 
 static constexpr int THREADS = 512, WARPS = THREADS / WARP_SIZE;
 
-// Runs beside the first kernel of the sums, which began only when all before it had ended: so nothing is waited for
-// here before grad_next_bias is read.
+template <typename T>
+__device__ __forceinline__ T load_from_l2(const T *from)
+{
+    if constexpr (sizeof(T) == 2) {
+        const unsigned short bits = __ldcg(reinterpret_cast<const unsigned short *>(from));
+        T value;
+        memcpy(&value, &bits, 2);
+        return value;
+    } else {
+        return __ldcg(from);
+    }
+}
+
+// Runs beside the first kernel of the sums, which releases this one only when all before it have ended: so nothing is
+// waited for here before grad_next_bias and next_weight are read. From the L2 cache, where what those left is: only a
+// wait would tell that the L1 cache holds nothing older.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     attention_packed_bias_kernel(accumulate_type<T> *grad_bias, const accumulate_type<T> *grad_next_bias,
@@ -30,7 +46,8 @@ __global__ void __launch_bounds__(THREADS)
                 for (int r = 0; r < IN_FLIGHT; r++) {
                     const int64_t row = i + r * WARPS;
                     product[r] = row < outputs
-                                     ? grad_next_bias[row] * load_as_accumulate(next_weight[row * features + column])
+                                     ? load_from_l2(grad_next_bias + row) *
+                                           load_as_accumulate(load_from_l2(next_weight + row * features + column))
                                      : A(0);
                 }
 #pragma unroll
