@@ -100,7 +100,8 @@ def test_cross_entropy_of_several_chunks_of_rows(dtype, spread):
 
 @pytest.mark.cuda
 def test_the_heads_workspace_is_that_of_its_plans():
-    """In bfloat16 on Hopper: a chunk's exponentials, weight in halves, the gradients, and little else."""
+    """In bfloat16 on Hopper: a chunk's exponentials, weight in halves, the gradients, and little else (of other numbers of
+    multiprocessors a split of a product's sums too)."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("another path")
     rows, features, classes = 4096, 768, 50304
@@ -112,7 +113,7 @@ def test_the_heads_workspace_is_that_of_its_plans():
     linear_cross_entropy(input, weight, target)
     taken = torch.cuda.max_memory_allocated() - before
     known = 2 * rows * classes + (2 + 4) * classes * features + 2 * rows * features
-    assert taken < known + 50e6
+    assert taken < known + 90e6
 
 
 @pytest.mark.cuda
