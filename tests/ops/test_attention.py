@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cuda_ops
 from cuda_ops import _library
-from cuda_ops.functional import flash_attention, scaled_dot_product_attention
+from cuda_ops.functional import flash_attention, flash_attention_varlen, scaled_dot_product_attention
 
 NATIVE = torch.nn.functional.scaled_dot_product_attention
 LENGTHS = [(1, 1), (239, 1), (799, 3), (113, 203), (108, 256), (64, 64), (3, 600), (1023, 1024)]
@@ -546,34 +546,82 @@ SCORES = {
 }
 
 
-def operands_of_scores(dtype, scores, queries, keys, head_dim):
+def operands_of_scores(dtype, scores, queries, keys, head_dim, value_dim=None, device="cuda"):
     """Operands whose scores are those numbers, roughly, and random ones beside them."""
-    query, key, value = (t.detach() for t in operands("cuda", dtype, queries, keys, 2, 2, head_dim, head_dim))
+    sizes = queries, keys, 2, 2, head_dim, value_dim or head_dim
+    query, key, value = (t.detach() for t in operands(device, dtype, *sizes))
     query[..., 0] = 8
-    numbers = scores(torch.arange(keys, device="cuda", dtype=torch.float64))
+    numbers = scores(torch.arange(keys, device=device, dtype=torch.float64))
     if dtype == torch.float16:  # PyTorch's products are of it too
         numbers = numbers.clamp(-3000, 3000)
     key[..., 0] = numbers * math.sqrt(head_dim) / 8
     return query, key, value
 
 
+def as_packed(query, key, value, **options):
+    """flash_attention's output and logsumexp of sequences that are packed, each as long as the others."""
+    batch, heads = query.shape[:2]
+    lengths = query.shape[2], key.shape[2]
+    starts = [torch.arange(batch + 1, dtype=torch.int32, device=query.device) * length for length in lengths]
+    packed = [t.transpose(1, 2).flatten(0, 1) for t in (query, key, value)]
+    output, logsumexp = flash_attention_varlen(*packed, *starts, *lengths, return_logsumexp=True, **options)
+    return (
+        output.unflatten(0, (batch, -1)).transpose(1, 2),
+        logsumexp.reshape(heads, batch, -1).transpose(0, 1),
+    )
+
+
+def check_scores_that_outgrow_the_first_ones(device, dtype, scores, head_dim, value_dim):
+    for queries, keys in ((200, 900), (70, 130)):
+        tensors = operands_of_scores(dtype, scores, queries, keys, head_dim, value_dim, device)
+        for options in ({}, {"causal": True, "bottom_right": True}, {"window": (300, 20), "bottom_right": True}):
+            exact = reference(*(t.double() for t in tensors), **options)
+            same = reference(*tensors, **options)
+            found = flash_attention(*tensors, return_logsumexp=True, **options)
+            assert_errors_are_small(found, exact, same, dtype)
+            if max(head_dim, value_dim) <= 128:  # kernels of their own
+                assert_errors_are_small(as_packed(*tensors, **options), exact, same, dtype)
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)], ids=str)
 @pytest.mark.parametrize("scores", SCORES.values(), ids=SCORES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_scores_that_outgrow_the_first_ones(dtype, scores, head_dim):
+def test_scores_that_outgrow_the_first_ones(dtype, scores, dims):
     """Whatever comes after a query's first block of keys, which may have nothing that the query sees."""
-    for queries, keys in ((200, 900), (70, 130)):
-        query, key, value = operands_of_scores(dtype, scores, queries, keys, head_dim)
-        for options in ({}, {"causal": True, "bottom_right": True}, {"window": (300, 20), "bottom_right": True}):
-            found = flash_attention(query, key, value, return_logsumexp=True, **options)
-            exact = reference(query.double(), key.double(), value.double(), **options)
-            assert_errors_are_small(found, exact, reference(query, key, value, **options), dtype)
+    check_scores_that_outgrow_the_first_ones("cuda", dtype, scores, *dims)
+
+
+def check_dropout_where_scores_outgrow_the_first_ones(device, dtype, scores, head_dim):
+    queries, keys, p, scale = 200, 900, 0.3, 1 / math.sqrt(head_dim)
+    tensors = operands_of_scores(dtype, scores, queries, keys, head_dim, device=device)
+    torch.manual_seed(11)
+    output, logsumexp, state = torch.ops.cuda_ops.attention_forward(
+        *tensors, None, None, scale, keys - queries, -1, -1, 0.0, p
+    )
+    factors = dropout_factors(state, p, (2, 2, queries, keys))
+
+    def dropped(query, key, value):
+        scores = query @ key.mT * scale
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return torch.softmax(scores, -1) * factors.to(query.dtype) @ value, torch.logsumexp(wide, -1)
+
+    exact = dropped(*(t.double() for t in tensors))
+    assert_errors_are_small((output, logsumexp), exact, dropped(*tensors), dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("scores", SCORES.values(), ids=SCORES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_dropout_where_scores_outgrow_the_first_ones(dtype, scores, head_dim):
+    """Weights that are made anew are dropped as the others are, and none is left out of the sums."""
+    check_dropout_where_scores_outgrow_the_first_ones("cuda", dtype, scores, head_dim)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("of_key", [math.nan, math.inf, 1e4, 20.0], ids=str)
+@pytest.mark.parametrize("of_key", [math.nan, math.inf, 1e4, 100.0], ids=str)
 def test_a_query_does_not_see_what_others_see(of_key, head_dim):
     """The bits of a row are the same whatever the other rows' scores become."""
     query, key, value = operands_of_scores(torch.bfloat16, lambda j: 0 * j, 128, 600, head_dim)
