@@ -100,8 +100,8 @@ def test_cross_entropy_of_several_chunks_of_rows(dtype, spread):
 
 @pytest.mark.cuda
 def test_the_heads_workspace_is_that_of_its_plans():
-    """In bfloat16 on Hopper: a chunk's exponentials, weight in halves, the gradients, and little else; of some numbers of
-    multiprocessors a product's split too."""
+    """In bfloat16 on Hopper: a chunk's exponentials, weight in halves, the gradients, and little else; where a GPU has
+    other numbers of multiprocessors, a product's split too."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("another path")
     rows, features, classes = 4096, 768, 50304
