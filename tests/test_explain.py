@@ -199,6 +199,12 @@ def test_what_the_size_decides():
     assert set(chosen(F.batch_norm, last, training=True, capability="8.0").values()) == {"rows"}
     few = meta(16, 224, 3, 3).to(memory_format=torch.channels_last)
     assert set(chosen(F.batch_norm, few, training=True, capability="8.0").values()) == {"cluster"}
+    # 94 KB beside what the kernel declares are more than a block has there.
+    assert chosen(F.batch_norm, meta(750, 64), training=True, capability="8.6") == {
+        "forward": "cluster",
+        "gradients": "rows",
+    }
+    assert set(chosen(F.batch_norm, meta(1500, 64), training=True, capability="8.6").values()) == {"rows"}
     large = meta(64, 64, 56, 56).to(memory_format=torch.channels_last)
     assert set(chosen(F.batch_norm, large, **many).values()) == {"rows"}
     assert set(chosen(F.batch_norm, meta(512, 16, 56, 56), training=True, capability="9.0").values()) == {"split"}

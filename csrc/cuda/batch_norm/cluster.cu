@@ -360,9 +360,11 @@ static Tiles tiling_of(const NormCall &call, const Device &device)
         }
     for (const int64_t limit : {FEW_BYTES, MOST_BYTES})
         for (const int lanes : {MOST_LANES, FEWEST_LANES})
-            for (int cluster = 1; cluster <= most; cluster *= 2)
-                if (bytes_of(call, lanes, cluster) <= limit)
+            for (int cluster = 1; cluster <= most; cluster *= 2) {
+                const int64_t bytes = bytes_of(call, lanes, cluster);
+                if (bytes <= limit && bytes + OTHER_BYTES <= device.shared_bytes)
                     return tiles(lanes, cluster);
+            }
     return tiles(0, 1);
 }
 

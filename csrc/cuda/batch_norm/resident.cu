@@ -254,7 +254,6 @@ static unsigned int threads_for(const walk &w, int64_t channels, int bytes, int 
                                 const Device &device)
 {
     const int least = width > 1 ? 1 : 2; // single elements of a thread, more or less
-
     const int64_t room = (int64_t)device.multiprocessors * ROUND_THREADS;
     int threads = LEAST_THREADS;
     while (threads < MOST_THREADS && threads * least < w.count) {

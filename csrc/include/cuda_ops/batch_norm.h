@@ -109,9 +109,9 @@ typedef enum cuda_ops_batch_norm_pass {
     CUDA_OPS_BATCH_NORM_INFERENCE_BACKWARD = 3
 } cuda_ops_batch_norm_pass;
 
-/* On CUDA by one of the paths of csrc/cuda/batch_norm/batch_norm.cu: groups, resident, rows or split. The table for a
- * call that wants output or grad_input (paths.h), of batch_norm_act if `act`: fills in at most `room` reports, and returns
- * how many rows there are. device: NULL for the current one. */
+/* On CUDA by one of the paths of csrc/cuda/batch_norm/batch_norm.cu: groups, resident, cluster, rows or split. The
+ * table for a call that wants output or grad_input (paths.h), of batch_norm_act if `act`: fills in at most `room`
+ * reports, and returns how many rows there are. device: NULL for the current one. */
 int cuda_ops_batch_norm_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_batch_norm_pass pass, int act,
                                    int64_t outer, int64_t channels, int64_t inner, cuda_ops_dtype dtype,
                                    const cuda_ops_device_facts *device);

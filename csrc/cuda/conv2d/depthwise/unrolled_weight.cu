@@ -164,6 +164,7 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(K, VECTOR))
         if (r0 + AT_ONCE < K)
             __syncthreads();
     }
+    __syncwarp(); // barriers of clusters are whole warps'
     if (t.cluster > 1)
         cluster_sync();
     else
@@ -184,6 +185,7 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(K, VECTOR))
         else
             ((T *)p.result)[to] = store_from_accumulate<T>(all);
     }
+    __syncwarp();
     if (t.cluster > 1)
         cluster_sync(); // others may still read this block's sums
 }
