@@ -648,7 +648,7 @@ extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room,
         const Answer supports = row.supports(call, on);
         const Answer is_fast = row.number == chosen && path == CUDA_OPS_GEMM_FASTEST ? YES
                                : is_never_chosen(row.number) ? no("a rung of the ladder that the choice never takes")
-                                                             : no("slower by the times of gemm/times.h");
+                                                             : no("slower by the times of gemm/times.h and narrow.cu");
         if (count < room)
             reports[count] = {row.name,
                               row.file,
