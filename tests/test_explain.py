@@ -179,6 +179,9 @@ def test_rows_of_no_whole_16_bytes_are_copied_where_that_pays():
     assert chosen(F.matmul, *batch, capability="9.0")["forward"] == "padded"
     relu = meta(2000, 555, **half), meta(1333, 555, **half)
     assert chosen(F.linear_relu, *relu, capability="9.0") == {"forward": "gemm", "gradients": "gemm"}
+    # Nor does a product of few columns, which is streamed instead, lead away from it.
+    few = meta(230400, 34, **half), meta(14, 34, **half)
+    assert chosen(F.linear_relu, *few, capability="9.0") == {"forward": "gemm", "gradients": "gemm"}
     # The preactivation is kept by the same kernel.
     gelu = meta(2000, 555, **half), meta(1333, 555, **half)
     assert chosen(F.linear_gelu, *gelu, capability="9.0")["forward, for a gradient"] == "fused"

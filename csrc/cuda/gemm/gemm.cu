@@ -500,22 +500,31 @@ static GemmPlan padded_plan(const GemmCall &call, GemmDevice device, double *mic
     return plan;
 }
 
+static GemmCall without_pointers(const cuda_ops_gemm_problem &problem)
+{
+    return {nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr};
+}
+
 // path 0: nothing is known of the problem's times. only: as above.
 static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
 {
-    double least = 0, padded = 0;
+    const cuda_ops_gemm_problem &p = call.problem;
     if (only == GEMM_NARROW)
-        return gemm_narrow_plan(call.problem, device);
-    GemmPlan plan = tabled_plan(call, device, only, &least);
+        return gemm_narrow_plan(p, device);
+    double least = 0, padded = 0;
+    const GemmPlan in_place = tabled_plan(call, device, only, &least);
+    GemmPlan plan = in_place;
     if ((only == 0 || only == GEMM_PADDED) && gemm_padded_supports(call, device)) {
         const GemmPlan copied = padded_plan(call, device, &padded);
         if (plan.path == 0 || padded < least)
             plan = copied, least = padded;
     }
-    if (only == 0 && plan.path != 0 && gemm_narrow_supports(call, device) &&
-        gemm_narrow_microseconds(call.problem, device) < least)
-        return gemm_narrow_plan(call.problem, device);
-    return plan;
+    if (only != 0 || plan.path == 0 || !gemm_narrow_supports(without_pointers(p), device) ||
+        gemm_narrow_microseconds(p, device) >= least)
+        return plan;
+    // An address that the problem does not tell of: the query for the workspace took narrow, and padded may have no
+    // room in what it asked for.
+    return gemm_narrow_supports(call, device) ? gemm_narrow_plan(p, device) : in_place;
 }
 
 // Whether the plan's kernel can also store the preactivation.
@@ -524,11 +533,6 @@ static bool can_keep(const GemmPlan &plan)
     if (plan.path == GEMM_PADDED)
         return can_keep(gemm_padded_product(plan));
     return plan.path == GEMM_SIMT || (plan.path == GEMM_SM90 && plan.splits == 1) || plan.path == GEMM_SM90_SKINNY;
-}
-
-static GemmCall without_pointers(const cuda_ops_gemm_problem &problem)
-{
-    return {nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr};
 }
 
 GemmPlan gemm_sm90_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
@@ -644,7 +648,7 @@ extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room,
         const Answer supports = row.supports(call, on);
         const Answer is_fast = row.number == chosen && path == CUDA_OPS_GEMM_FASTEST ? YES
                                : is_never_chosen(row.number) ? no("a rung of the ladder that the choice never takes")
-                                                             : no("slower by the times of gemm/times.h");
+                                                             : no("slower by the times of gemm/times.h and narrow.cu");
         if (count < room)
             reports[count] = {row.name,
                               row.file,

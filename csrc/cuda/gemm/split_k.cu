@@ -1,6 +1,7 @@
-// Split k: D = activation(alpha * sum over splits, in order, of partial + bias), and the preactivation where it is to
-// be kept. A thread takes four elements of a row where rows are whole fours and aligned (not in float64), else one, and
-// has the loads of 16 splits in flight. Bound by memory: reads 4 bytes (float64: 8) per element and split.
+// Split k: D = activation(alpha * sum over splits of partial + bias), and the preactivation where it is to be kept. A
+// thread takes four elements of a row where rows are whole fours and aligned (not in float64), else one, adds the
+// splits in order and has the loads of 16 of them in flight; eight warps share more splits of a small D. Bound by
+// memory: reads 4 bytes (float64: 8) per element and split.
 #include "common/activation.cuh"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"

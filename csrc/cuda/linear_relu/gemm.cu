@@ -1,7 +1,7 @@
 // linear_relu by gemm.h's Hopper kernels (linear_relu.cu has the formulas): forward is one product with bias and relu
 // in its epilogue, backward is the mask (linear_relu/mask.cu; where rows are no whole vectors of 16 bytes, relu.cu and
 // linear.cu) and a product for each gradient. A product takes one dtype, so that float32 weights beside fp16 or bf16 are
-// rounded to a copy first. Bound by what bounds the products.
+// rounded to a copy first. Bound by what bounds the products. Those of few columns are gemm/narrow's.
 #include "linear_relu/paths.h"
 
 #include <initializer_list>
@@ -85,13 +85,15 @@ Answer linear_relu_gemm_is_fast(const LinearReluCall &call, const Device &device
         return no("fewer than 1024 rows: the skinny path's single launch is faster");
     if (call.dtype == CUDA_OPS_FLOAT64 || call.in_features == 0 || call.out_features == 0)
         return no("no product for Hopper's tensor cores");
+    const bool tensor_cores = device.capability == 90 && (call.dtype != CUDA_OPS_FLOAT32 || call.allow_tf32);
     // Activation and parameter dtype make no difference to gemm.h's choice.
     for (const cuda_ops_gemm_problem &problem :
          {product(call, call.rows, call.out_features, call.in_features, 0, 1), input_product(call),
           product(call, call.out_features, call.in_features, call.rows, 1, 0)}) {
         const int path = gemm_path_on(problem, device);
-        if (path != GEMM_SM90 && path != GEMM_SM90_SKINNY && path != GEMM_PADDED)
-            return no("one of the three products would not go by TMA and wgmma");
+        if (path != GEMM_SM90 && path != GEMM_SM90_SKINNY && path != GEMM_PADDED &&
+            !(path == GEMM_NARROW && tensor_cores))
+            return no("one of the three products would go neither by TMA and wgmma nor, with few columns, as a stream");
     }
     return YES;
 }

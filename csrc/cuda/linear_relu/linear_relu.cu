@@ -23,7 +23,7 @@ static PathTable<LinearReluCall, 3> table = {
       linear_relu_sm90_supports, linear_relu_sm90_is_fast, linear_relu_sm90_workspace, linear_relu_sm90},
      {"gemm", "linear_relu/gemm.cu",
       "gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_triple_kernel gemm_sm90_skinny_kernel gemm_align_kernel "
-      "linear_relu_mask_kernel",
+      "gemm_narrow_rows_kernel gemm_narrow_columns_kernel linear_relu_mask_kernel",
       linear_relu_gemm_supports, linear_relu_gemm_is_fast, linear_relu_gemm_workspace, linear_relu_gemm},
      {"skinny", "linear_relu/skinny/", "skinny_gemm_kernel linear_relu_backward_kernel", skinny_supports, nullptr,
       nullptr, skinny}}};

@@ -64,8 +64,9 @@ cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void 
 
 /* Paths by number, which is that of their rung in the ladder: 4 (naive) to 13 (sm90: clusters, persistent), 14
  * (sm90_skinny) and 15 (direct) for skinny and small products; and two that are no rungs: 16 (padded), 13 and 14 on
- * copies of operands whose rows are no multiple of 16 bytes, and 17 (narrow), for long operands of few columns. 62 is rung 6 with dynamic shared memory, 71 rung 7 with
- * one-dimensional tiles. Zero stands for the fastest known for the problem on the current device. */
+ * copies of operands whose rows are no multiple of 16 bytes, and 17 (narrow), for long operands of few columns. 62 is
+ * rung 6 with dynamic shared memory, 71 rung 7 with one-dimensional tiles. Zero stands for the fastest known for the
+ * problem on the current device. */
 enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 17 };
 
 /* The path that a call with `path` would take on the current device: `path` itself if it supports the problem, for
