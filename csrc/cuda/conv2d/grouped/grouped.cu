@@ -435,7 +435,8 @@ Answer conv2d_grouped_is_fast(const ConvCall &call, ConvDevice device)
     // Of 32 channels a group in 16 bits mma and sm90 were faster wherever the model said otherwise, by 1.03 to 2 times,
     // but for the gradient of input with strides, which they make with a copy for each stride phase.
     const bool strided_input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && c.phases > 1;
-    if (c.tensor_cores && c.element == 2 && c.vectors >= 4 && c.column_vectors >= 4 && !strided_input)
+    if (c.tensor_cores && c.element == 2 && c.vectors >= 4 && c.column_vectors >= 4 && !strided_input &&
+        conv2d_mma_supports(call, device))
         return no("32 channels a group or more fill the tiles of mma and sm90");
     // Forward and gradients of input took longer than mma where the model said less.
     constexpr double CAUTION = 1.15;
@@ -443,7 +444,8 @@ Answer conv2d_grouped_is_fast(const ConvCall &call, ConvDevice device)
         conv2d_grouped_microseconds(call, device) * (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 1 : CAUTION);
     if (call.dtype == CUDA_OPS_FLOAT32 && !call.sizes.allow_tf32)
         return time > conv2d_simt_microseconds(call, device) ||
-                       (conv2d_winograd_supports(call, device) && conv2d_winograd_microseconds(call, device) < time)
+                       (conv2d_winograd_supports(call, device) && conv2d_winograd_is_fast(call, device) &&
+                        conv2d_winograd_microseconds(call, device) < time)
                    ? no("groups have so many channels that winograd or simt takes less time")
                    : YES;
     return (conv2d_mma_supports(call, device) && conv2d_mma_microseconds(call, device) < time) ||
