@@ -375,8 +375,11 @@ static GroupedPlan plan_for(const ConvCall &call, ConvDevice device)
     key.pass = call.pass, key.dtype = call.dtype;
     key.multiprocessors = device.multiprocessors, key.shared_bytes = device.shared_bytes;
     uint32_t hash = 2166136261u;
-    for (size_t i = 0; i < sizeof key / 4; i++)
-        hash = (hash ^ ((const uint32_t *)&key)[i]) * 16777619u;
+    for (size_t i = 0; i < sizeof key; i += 4) {
+        uint32_t word;
+        memcpy(&word, (const char *)&key + i, 4);
+        hash = (hash ^ word) * 16777619u;
+    }
     Known &known = kept[(hash ^ hash >> 16) % KEPT];
     if (memcmp(&known.key, &key, sizeof key) != 0) {
         known.plan = search(call, device);
