@@ -10,12 +10,14 @@ from cuda_ops import _explain, _library
 pytestmark = pytest.mark.skipif(not _library.has_cuda(), reason="a build without CUDA has no tables of paths")
 
 
-def chosen(image, weight, dtype=torch.bfloat16, tf32=False, channels_last=True, **kwargs):
-    """{pass: path} on an H200."""
+def chosen(image, weight, dtype=torch.bfloat16, tf32=False, channels_last=True, capability="9.0", **kwargs):
+    """{pass: path} on an H200, or a device of another capability."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     tensors = [torch.empty(*of, dtype=dtype, device="meta").to(memory_format=layout) for of in (image, weight)]
     with _explain.tf32(tf32):
-        explanation = cuda_ops.explain(cuda_ops.functional.conv2d, *tensors, capability="9.0", show=False, **kwargs)
+        explanation = cuda_ops.explain(
+            cuda_ops.functional.conv2d, *tensors, capability=capability, show=False, **kwargs
+        )
     return {product.name: product.chosen.name for product in explanation.products}
 
 
@@ -67,6 +69,19 @@ def test_groups_of_32_channels_share_none_in_16_bits(size, stride):
     paths = chosen(size, (1024, 32, 3, 3), groups=32, padding=1, stride=stride, dtype=torch.float16)
     assert "grouped" not in (paths["forward"], paths["gradient of weight"])
     assert (paths["gradient of input"] == "grouped") == (stride > 1)
+
+
+def test_winograd_takes_no_groups_where_it_is_not_fast():
+    """Its transforms are of memory that is slow here. What grouped left to it would be simt's."""
+    paths = chosen((32, 80, 28, 28), (80, 40, 3, 3), torch.float32, capability="8.6", groups=2, padding=1)
+    assert set(paths.values()) == {"grouped"}
+
+
+def test_groups_whose_halos_are_beyond_offsets_of_32_bits():
+    """A halo begins two rows above an image of one row of 1 GB, which is 2 GB from there."""
+    size = (1, 64, 1, 1 << 23)
+    assert "grouped" not in chosen(size, (64, 8, 5, 5), torch.float16, groups=8, padding=2).values()
+    assert "grouped" in chosen((1, 64, 1, 1 << 21), (64, 8, 5, 5), torch.float16, groups=8, padding=2).values()
 
 
 def test_groups_of_many_channels_go_to_winograd_in_float32():

@@ -392,7 +392,7 @@ def test_odd_channels_of_any_format(case, groups, dtype, formats, force, allow_t
         assert torch.equal(result, call())
 
 
-@pytest.mark.parametrize("path", ["sm90", "mma", "padded"])
+@pytest.mark.parametrize("path", ["sm90", "mma", "grouped", "padded"])
 def test_groups_keep_their_nan(path, force):
     """Neither slices of k that end beyond a group nor padding multiply another group's values, even by zero."""
     needs_hopper() if path == "sm90" else needs_ampere()

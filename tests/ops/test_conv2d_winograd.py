@@ -43,11 +43,21 @@ def test_what_takes_it(channels_last, monkeypatch):
         assert "winograd" not in chosen(image, weight, dilation=2)
         assert "winograd" not in chosen(image.double(), weight.double())
         assert "winograd" not in chosen(image.half(), weight.half())
-        # Of channels that the grouped path would have more to multiply of; and of no multiples of four.
+        # Of groups the grouped path takes some.
         assert "simt" not in chosen(image, meta(outputs, inputs // 2, 3, 3), groups=2)
         assert "winograd" not in chosen(image, meta(outputs, inputs, 5, 5))
         # Transforms of memory that is slow beside the multiply-adds.
         assert "winograd" not in chosen(image, weight, capability="8.6")
+
+
+@needs_tables
+def test_groups_have_whole_vectors(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    for channels, whole in ((112, True), (110, False)):
+        for product in explained(meta(96, 11 * channels, 18, 18), meta(11 * channels, channels, 3, 3), groups=11):
+            (row,) = (path for path in product.paths if path.name == "winograd")
+            assert row.supports == whole
+            assert whole or row.reason == "a group's channels are no multiple of four"
 
 
 @needs_tables
@@ -128,7 +138,7 @@ def amid_nan(tensor):
 
 def products(x, w, b, g, padding):
     """The results of all passes, each in the formats of its tensors."""
-    parameters = (1, 1), padding, (1, 1), 1
+    parameters = (1, 1), padding, (1, 1), x.shape[1] // w.shape[1]
     assert all(ops.conv2d_path(x, w, name, *parameters) == "winograd" for name in PASSES)
     return (
         ops.conv2d_forward(x, w, b, *parameters),
@@ -137,21 +147,29 @@ def products(x, w, b, g, padding):
     )
 
 
+# And of how many groups: their channels are whole vectors.
+GROUPS = [
+    (3, 12, 24, (9, 11), (1, 1, 1, 1), 3),
+    (2, 132, 36, (7, 8), (0, 1, 2, 0), 3),
+    (16, 512, 256, (14, 14), (1, 1, 1, 1), 2),
+]
+
+
 @cuda
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*((*case, 1) for case in CASES), *GROUPS])
 @pytest.mark.parametrize("tile", [2, 4])
 def test_values(tile, case, winograd):
     """All products in every mix of formats, against float64, the same twice."""
     winograd(tile)
-    batch, inputs, outputs, size, padding = case
+    batch, inputs, outputs, size, padding, groups = case
     for formats in itertools.product(FORMATS, FORMATS, FORMATS):
         make = Make("cuda", torch.float32)
         x = amid_nan(make(batch, inputs, *size).to(memory_format=formats[0]))
-        w = amid_nan(make(outputs, inputs, 3, 3).to(memory_format=formats[1]))
+        w = amid_nan(make(outputs, inputs // groups, 3, 3).to(memory_format=formats[1]))
         b = amid_nan(make(outputs))
         leaves = [t.double().cpu().contiguous().requires_grad_() for t in (x, w)]
         padded = torch.nn.functional.pad(leaves[0], (*padding[2:], *padding[:2]))
-        expected = native(padded, leaves[1], b.double().cpu())
+        expected = native(padded, leaves[1], b.double().cpu(), groups=groups)
         g = amid_nan(Make("cuda", torch.float32, seed=1)(*expected.shape).to(memory_format=formats[2]))
         wanted = (expected.detach(), *torch.autograd.grad(expected, leaves, g.double().cpu()))
         results, again = products(x, w, b, g, padding), products(x, w, b, g, padding)

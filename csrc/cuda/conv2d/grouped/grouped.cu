@@ -134,9 +134,13 @@ static int64_t halo_slots(const GroupedCall &c, int64_t tile_width)
 {
     return ceil_div((tile_width - 1) * c.columns.step + c.columns.reach + 1, c.columns.step) * c.columns.step;
 }
+static int64_t halo_height(const GroupedCall &c, const GroupedPlan &plan)
+{
+    return (plan.tile_height - 1) * c.rows.step + c.rows.reach + 1;
+}
 static int64_t halo_pixels(const GroupedCall &c, const GroupedPlan &plan)
 {
-    return ((plan.tile_height - 1) * c.rows.step + c.rows.reach + 1) * halo_slots(c, plan.tile_width);
+    return halo_height(c, plan) * halo_slots(c, plan.tile_width);
 }
 
 static int64_t round_to_128(int64_t bytes)
@@ -241,8 +245,11 @@ static void estimate(const GroupedCall &c, const ConvCall &call, ConvDevice devi
     plan.stages = 2;
     if (layout_of(c, plan).bytes > limit)
         plan.stages = 1;
-    int64_t bytes = layout_of(c, plan).bytes;
-    if (bytes > limit) {
+    const int64_t bytes = layout_of(c, plan).bytes;
+    // The offsets in the source from a halo's first pixel, which may be above the image, are 32 bits wide.
+    const int64_t source_width = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? s.out_width : s.in_width;
+    const int64_t source_pixels = halo_height(c, plan) * source_width + halo_slots(c, plan.tile_width);
+    if (bytes > limit || source_pixels * c.groups * c.channels * c.element > INT32_MAX || slabs * parts > MAX_GRID) {
         plan.blocks = 0;
         return;
     }
@@ -368,8 +375,11 @@ static GroupedPlan plan_for(const ConvCall &call, ConvDevice device)
     key.pass = call.pass, key.dtype = call.dtype;
     key.multiprocessors = device.multiprocessors, key.shared_bytes = device.shared_bytes;
     uint32_t hash = 2166136261u;
-    for (size_t i = 0; i < sizeof key / 4; i++)
-        hash = (hash ^ ((const uint32_t *)&key)[i]) * 16777619u;
+    for (size_t i = 0; i < sizeof key; i += 4) {
+        uint32_t word;
+        memcpy(&word, (const char *)&key + i, 4);
+        hash = (hash ^ word) * 16777619u;
+    }
     Known &known = kept[(hash ^ hash >> 16) % KEPT];
     if (memcmp(&known.key, &key, sizeof key) != 0) {
         known.plan = search(call, device);
@@ -399,7 +409,7 @@ Answer conv2d_grouped_supports(const ConvCall &call, ConvDevice device)
     if (s.in_channels * taps > most || s.out_channels * taps > most || s.in_channels > most / s.out_channels ||
         s.batch * s.in_height > most / s.in_width || s.batch * s.out_height > most / s.out_width || s.groups > 65535)
         return CONV_IS_LARGE;
-    // Offsets in an image are 32 bits wide.
+    // Offsets in an image are 32 bits wide; estimate() looks at those in a halo.
     if (s.in_channels * s.in_height > most / element / (s.in_width + s.kernel_width * s.dilation_width) ||
         s.out_channels * s.out_height > most / element / (s.out_width + s.kernel_width))
         return CONV_IS_LARGE;
@@ -408,11 +418,10 @@ Answer conv2d_grouped_supports(const ConvCall &call, ConvDevice device)
     if (input &&
         stride_phase_count(stride_phase_rows(s)) * stride_phase_count(stride_phase_columns(s)) > GROUPED_MOST_PHASES)
         return CONV_IS_LARGE;
-    const void *const other = forward ? call.weight : call.output;
-    if (!is_aligned_16(input ? call.output : call.input) || !is_aligned_16(forward ? call.result : other) ||
-        !is_aligned_16(call.result))
+    // The weight may begin anywhere. `input` and `output` are null in the passes that do not read them.
+    if (!is_aligned_16(call.input) || !is_aligned_16(call.output) || !is_aligned_16(call.result))
         return NEEDS_ALIGNMENT;
-    return plan_for(call, device).blocks > 0 ? YES : no("no tile fits into shared memory");
+    return plan_for(call, device).blocks > 0 ? YES : no("no tile fits into shared memory and 32-bit offsets");
 }
 
 double conv2d_grouped_microseconds(const ConvCall &call, ConvDevice device)
@@ -429,7 +438,8 @@ Answer conv2d_grouped_is_fast(const ConvCall &call, ConvDevice device)
     // Of 32 channels a group in 16 bits mma and sm90 were faster wherever the model said otherwise, by 1.03 to 2 times,
     // but for the gradient of input with strides, which they make with a copy for each stride phase.
     const bool strided_input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && c.phases > 1;
-    if (c.tensor_cores && c.element == 2 && c.vectors >= 4 && c.column_vectors >= 4 && !strided_input)
+    if (c.tensor_cores && c.element == 2 && c.vectors >= 4 && c.column_vectors >= 4 && !strided_input &&
+        conv2d_mma_supports(call, device))
         return no("32 channels a group or more fill the tiles of mma and sm90");
     // Forward and gradients of input took longer than mma where the model said less.
     constexpr double CAUTION = 1.15;
@@ -437,7 +447,8 @@ Answer conv2d_grouped_is_fast(const ConvCall &call, ConvDevice device)
         conv2d_grouped_microseconds(call, device) * (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 1 : CAUTION);
     if (call.dtype == CUDA_OPS_FLOAT32 && !call.sizes.allow_tf32)
         return time > conv2d_simt_microseconds(call, device) ||
-                       (conv2d_winograd_supports(call, device) && conv2d_winograd_microseconds(call, device) < time)
+                       (conv2d_winograd_supports(call, device) && conv2d_winograd_is_fast(call, device) &&
+                        conv2d_winograd_microseconds(call, device) < time)
                    ? no("groups have so many channels that winograd or simt takes less time")
                    : YES;
     return (conv2d_mma_supports(call, device) && conv2d_mma_microseconds(call, device) < time) ||
@@ -475,7 +486,7 @@ static GroupedTiles tiles_of(const ConvCall &call, const GroupedCall &c, const G
     t.count_of_image = t.count_x * (int)ceil_div(c.rows.grid, plan.tile_height);
     t.tiles = (int)s.batch * t.count_of_image;
     t.halo_slots = (int)halo_slots(c, plan.tile_width);
-    t.halo_height = (int)(halo_pixels(c, plan) / t.halo_slots);
+    t.halo_height = (int)halo_height(c, plan);
     t.slots_of_remainder = t.halo_slots / t.step_x;
     t.pixel_bytes = (int)layout.pixel_bytes, t.halo_at = (int)layout.halo;
     t.groups = (int)c.groups, t.slab_groups = (int)plan.slab_groups, t.channels = (int)c.channels;

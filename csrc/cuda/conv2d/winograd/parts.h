@@ -37,10 +37,9 @@ cuda_ops_status conv2d_winograd_transform_target(float *target, const WinogradTi
                                                  cudaStream_t stream);
 
 // transformed[point][s][r] = G g G^T of the 3 x 3 kernels: for forward s is the input channel, else it is the output
-// channel, and the kernel is rotated.
+// channel, and the kernel is rotated. With groups the input channel is one of a group, and the output channels are
+// those of all, here and below.
 cuda_ops_status conv2d_winograd_transform_weight(float *transformed, const ConvCall &call, int tile);
-// With groups the input channel is one of a group, and the output channels are those of all.
-//
 // grad_weight = G^T transformed G, or is increased by it; transformed[point][input channel][output channel].
 cuda_ops_status conv2d_winograd_transform_grad_weight(float *grad_weight, const float *transformed,
                                                       const ConvCall &call, int tile, bool add);
