@@ -1,6 +1,7 @@
 """gemm's path narrow, for long operands of few columns, and the sums of many splits."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -20,11 +21,13 @@ def matrix(rows, columns, dtype, turned=False, seed=0):
     return found.mT if turned else found
 
 
-def check(actual, expected, dtype, what):
+def check(actual, expected, dtype, what, k=1):
+    """A sum of k products of random signs in float32, one after the other, is off by 2^-24 sqrt(k) of its size."""
     expected = expected.double()
+    bound = max(NORM[dtype], 2**-24 * math.sqrt(k))
     error = (actual.double() - expected).norm() / expected.norm()
-    assert error < NORM[dtype], f"{what}: {error:.2e}"
-    assert (actual.double() - expected).abs().max() <= 8 * NORM[dtype] * expected.abs().max(), what
+    assert error < bound, f"{what}: {error:.2e}"
+    assert (actual.double() - expected).abs().max() <= 8 * bound * expected.abs().max(), what
 
 
 def needs(capability):
@@ -56,7 +59,7 @@ def test_columns(dtype):
     for k, (m, n), splits in itertools.product((2, 33, 4097, 60000), columns, (1, 5, 132)):
         a, b = matrix(m, k, dtype, True), matrix(k, n, dtype, seed=1)
         d = ops.gemm_planned(a, b, (NARROW, 0, splits, 0))
-        check(d, a.double() @ b.double(), dtype, f"{m}x{n}x{k} in {splits}")
+        check(d, a.double() @ b.double(), dtype, f"{m}x{n}x{k} in {splits}", k)
         assert torch.equal(d, ops.gemm_planned(a, b, (NARROW, 0, splits, 0)))
 
 
