@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from support.devices import needs_hopper
 from support.opspec import RELATIVE_NORM
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -14,6 +15,19 @@ from cuda_ops.functional import flash_attention, flash_attention_varlen, scaled_
 
 NATIVE = torch.nn.functional.scaled_dot_product_attention
 LENGTHS = [(1, 1), (239, 1), (799, 3), (113, 203), (108, 256), (64, 64), (3, 600), (1023, 1024)]
+
+
+@pytest.fixture
+def force(monkeypatch):
+    """force(path): attention on CUDA takes that path to the end of the test."""
+
+    def take(path):
+        monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
+        torch.ops.cuda_ops.reload_paths()
+
+    yield take
+    monkeypatch.undo()
+    torch.ops.cuda_ops.reload_paths()
 
 
 def reference(query, key, value, causal=False, window=(-1, -1), softcap=0.0, alibi_slopes=None, bottom_right=False):
@@ -122,17 +136,12 @@ def test_few_queries(device_dtype, options, lengths):
 @pytest.mark.parametrize("path", ["sm90", "mma", "simt"])
 @pytest.mark.parametrize("options", ["full", "causal", "window", "all"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_paths_of_halves(monkeypatch, dtype, options, path):
+def test_paths_of_halves(force, dtype, options, path):
     if path == "sm90" and (torch.cuda.get_device_capability() != (9, 0) or options == "all"):
         pytest.skip("of Hopper alone, and without softcap and slopes")
-    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
-    torch.ops.cuda_ops.reload_paths()
-    try:
-        for head_dim in (64, 96, 128, 160, 256) if path == "sm90" else (64, 128, 256):
-            check_options("cuda", dtype, OPTIONS[options], 257, 331, key_heads=2, head_dim=head_dim, value_dim=head_dim)
-    finally:
-        monkeypatch.undo()
-        torch.ops.cuda_ops.reload_paths()
+    force(path)
+    for head_dim in (64, 96, 128, 160, 256) if path == "sm90" else (64, 128, 256):
+        check_options("cuda", dtype, OPTIONS[options], 257, 331, key_heads=2, head_dim=head_dim, value_dim=head_dim)
 
 
 @pytest.mark.parametrize(
@@ -161,81 +170,64 @@ def test_long_rows_take_hoppers_path(head_dim, value_dim, paths):
 @pytest.mark.parametrize("dims", [(256, 256), (192, 192), (192, 128), (136, 248), (72, 160)], ids=str)
 @pytest.mark.parametrize("option", ["full", "causal", "causal, bottom right", "window", "left window"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_forward_of_long_rows_on_hopper(monkeypatch, dtype, option, dims):
+def test_forward_of_long_rows_on_hopper(force, dtype, option, dims):
     """Right, the same bits twice, and where heads lie within rows too."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("of Hopper alone")
-    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", "sm90")
-    torch.ops.cuda_ops.reload_paths()
-    try:
-        for i, lengths in enumerate([*LENGTHS, (129, 80), (300, 45), (1088, 1088)]):
-            sizes = {"key_heads": (4, 2, 1)[i % 3], "head_dim": dims[0], "value_dim": dims[1]}
-            tensors = [t.detach() for t in operands("cuda", dtype, *lengths, **sizes)]
-            if i % 2:
-                tensors = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
-            found = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
-            again = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
-            assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
-            exact = reference(*(t.double() for t in tensors), **OPTIONS[option])
-            assert_errors_are_small(found, exact, reference(*tensors, **OPTIONS[option]), dtype)
-    finally:
-        monkeypatch.undo()
-        torch.ops.cuda_ops.reload_paths()
+    needs_hopper()
+    force("sm90")
+    for i, lengths in enumerate([*LENGTHS, (129, 80), (300, 45), (1088, 1088)]):
+        sizes = {"key_heads": (4, 2, 1)[i % 3], "head_dim": dims[0], "value_dim": dims[1]}
+        tensors = [t.detach() for t in operands("cuda", dtype, *lengths, **sizes)]
+        if i % 2:
+            tensors = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
+        found = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
+        again = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
+        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+        exact = reference(*(t.double() for t in tensors), **OPTIONS[option])
+        assert_errors_are_small(found, exact, reference(*tensors, **OPTIONS[option]), dtype)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dims", [(256, 256), (192, 192), (192, 128), (136, 248), (72, 160)], ids=str)
 @pytest.mark.parametrize("option", ["full", "causal", "causal, bottom right", "window", "left window"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_backward_of_long_rows_on_hopper(monkeypatch, dtype, option, dims):
+def test_backward_of_long_rows_on_hopper(force, dtype, option, dims):
     """Right, the same bits on three streams that run side by side, and where heads lie within rows too."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("of Hopper alone")
-    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", "sm90")
-    torch.ops.cuda_ops.reload_paths()
+    needs_hopper()
+    force("sm90")
     options = OPTIONS[option]
-    try:
-        for i, lengths in enumerate([*LENGTHS, (129, 80), (300, 45), (1088, 1088)]):
-            sizes = {"key_heads": (4, 2, 1)[i % 3], "head_dim": dims[0], "value_dim": dims[1]}
-            tensors = operands("cuda", dtype, *lengths, **sizes)
-            if i % 2:
-                tensors = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
-            shape = (*tensors[0].shape[:3], dims[1])
-            grads = [torch.randn(shape).to("cuda", dtype), torch.randn(shape[:3]).to("cuda", dtype)]
-            exact = results(lambda *t: reference(*t, **options), tensors, torch.float64, grads)
-            same = results(lambda *t: reference(*t, **options), tensors, dtype, grads)
-            torch.cuda.synchronize()
-            found = []
-            for _ in range(3):
-                with torch.cuda.stream(torch.cuda.Stream()):
-                    found.append(
-                        results(lambda *t: flash_attention(*t, return_logsumexp=True, **options), tensors, dtype, grads)
-                    )
-            torch.cuda.synchronize()
-            assert_errors_are_small(found[0], exact, same, dtype)
-            for again in found[1:]:
-                assert all(torch.equal(a, b) for a, b in zip(found[0], again, strict=True))
-    finally:
-        monkeypatch.undo()
-        torch.ops.cuda_ops.reload_paths()
+    for i, lengths in enumerate([*LENGTHS, (129, 80), (300, 45), (1088, 1088)]):
+        sizes = {"key_heads": (4, 2, 1)[i % 3], "head_dim": dims[0], "value_dim": dims[1]}
+        tensors = operands("cuda", dtype, *lengths, **sizes)
+        if i % 2:
+            tensors = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
+        shape = (*tensors[0].shape[:3], dims[1])
+        grads = [torch.randn(shape).to("cuda", dtype), torch.randn(shape[:3]).to("cuda", dtype)]
+        exact = results(lambda *t: reference(*t, **options), tensors, torch.float64, grads)
+        same = results(lambda *t: reference(*t, **options), tensors, dtype, grads)
+        torch.cuda.synchronize()
+        found = []
+        for _ in range(3):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                found.append(
+                    results(lambda *t: flash_attention(*t, return_logsumexp=True, **options), tensors, dtype, grads)
+                )
+        torch.cuda.synchronize()
+        assert_errors_are_small(found[0], exact, same, dtype)
+        for again in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], again, strict=True))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("path", ["float32", "simt"])
-def test_paths_of_float32(monkeypatch, options, path):
+def test_paths_of_float32(force, options, path):
     """Rows of whole vectors: as long as a tile, shorter, and of values shorter than keys. Blocks of keys and tiles of
     queries that are whole, and that are not."""
-    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
-    torch.ops.cuda_ops.reload_paths()
-    try:
-        for dims in ((64, 64), (128, 128), (36, 20), (20, 100)):
-            sizes = {"key_heads": 2, "head_dim": dims[0], "value_dim": dims[1]}
-            check_options("cuda", torch.float32, options, 257, 331, **sizes)
-            check_options("cuda", torch.float32, options, 256, 128, **sizes)
-    finally:
-        monkeypatch.undo()
-        torch.ops.cuda_ops.reload_paths()
+    force(path)
+    for dims in ((64, 64), (128, 128), (36, 20), (20, 100)):
+        sizes = {"key_heads": 2, "head_dim": dims[0], "value_dim": dims[1]}
+        check_options("cuda", torch.float32, options, 257, 331, **sizes)
+        check_options("cuda", torch.float32, options, 256, 128, **sizes)
 
 
 @pytest.mark.cuda
@@ -468,17 +460,12 @@ def test_masks_of_the_lowest_number(device_dtype, lengths, lowest):
     ],
     ids=str,
 )
-def test_masks_of_the_lowest_number_on_paths(monkeypatch, dtype, path):
-    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
-    torch.ops.cuda_ops.reload_paths()
-    try:
-        sizes = {"key_heads": 2, "with_mask": (False, True) if path == "simt" else (False,)}
-        for head_dim in (64, 128) if path == "float32" else (64, 128, 256):
-            for lowest in LOWEST:
-                check_lowest_numbers("cuda", dtype, torch.float32, lowest, 131, 200, head_dim=head_dim, **sizes)
-    finally:
-        monkeypatch.undo()
-        torch.ops.cuda_ops.reload_paths()
+def test_masks_of_the_lowest_number_on_paths(force, dtype, path):
+    force(path)
+    sizes = {"key_heads": 2, "with_mask": (False, True) if path == "simt" else (False,)}
+    for head_dim in (64, 128) if path == "float32" else (64, 128, 256):
+        for lowest in LOWEST:
+            check_lowest_numbers("cuda", dtype, torch.float32, lowest, 131, 200, head_dim=head_dim, **sizes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -789,26 +776,21 @@ def test_dropout(device_dtype, window, keys):
     ids=str,
 )
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-def test_dropout_of_paths(monkeypatch, dtype, head_dim, path):
+def test_dropout_of_paths(force, dtype, head_dim, path):
     if path == "float32" and head_dim > 128:
         pytest.skip("of rows of up to 128 elements")
     if path == "sm90" and (torch.cuda.get_device_capability() != (9, 0) or head_dim > 128):
         pytest.skip("of Hopper alone, and with dropout of rows of up to 128 elements")
-    monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
-    torch.ops.cuda_ops.reload_paths()
-    try:
-        for lengths, window in [
-            ((256, 256), (-1, 0)),
-            ((257, 331), (-1, -1)),
-            ((300, 45), (70, 9)),
-            ((1, 600), (-1, 0)),
-        ]:
-            sizes = {"head_dim": head_dim, "value_dim": head_dim}
-            check_dropout("cuda", dtype, *lengths, window, key_heads=2, **sizes)
-        check_dropout("cuda", dtype, 130, 130, p=0.9, head_dim=head_dim, value_dim=head_dim)
-    finally:
-        monkeypatch.undo()
-        torch.ops.cuda_ops.reload_paths()
+    force(path)
+    for lengths, window in [
+        ((256, 256), (-1, 0)),
+        ((257, 331), (-1, -1)),
+        ((300, 45), (70, 9)),
+        ((1, 600), (-1, 0)),
+    ]:
+        sizes = {"head_dim": head_dim, "value_dim": head_dim}
+        check_dropout("cuda", dtype, *lengths, window, key_heads=2, **sizes)
+    check_dropout("cuda", dtype, 130, 130, p=0.9, head_dim=head_dim, value_dim=head_dim)
 
 
 @pytest.mark.cuda

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from support.conv2d_cases import FORMATS, PASSES, TOLERANCE, is_channels_last, native
+from support.devices import needs_ampere, needs_hopper
 from support.opspec import Make, assert_close
 
 from cuda_ops._library import ops
@@ -56,16 +57,6 @@ def allow_tf32():
 
     yield allow
     torch.backends.cudnn.allow_tf32 = before
-
-
-def needs_hopper():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
-
-
-def needs_ampere():
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("needs a GPU of compute capability 8.0")
 
 
 def amid_nan(tensor):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from support.devices import needs_ampere, needs_hopper
 
 from cuda_ops import functional as F
 from cuda_ops._library import ops
@@ -30,16 +31,11 @@ def check(actual, expected, dtype, what, k=1):
     assert (actual.double() - expected).abs().max() <= 8 * bound * expected.abs().max(), what
 
 
-def needs(capability):
-    if torch.cuda.get_device_capability() < capability:
-        pytest.skip(f"needs compute capability {'.'.join(map(str, capability))}")
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows(dtype):
     """A long D: rows of every alignment, less than a run of 32, some runs, and more than a wave of blocks has."""
-    needs((8, 0))
+    needs_ampere()
     columns = [(34, 14), (16, 16), (24, 122), (1, 3), (33, 7), (88, 24), (40, 72)]
     for m, (k, n), turned in itertools.product((1, 31, 1000, 100003), columns, (False, True)):
         a, b = matrix(m, k, dtype), matrix(k, n, dtype, turned, seed=1)
@@ -52,7 +48,7 @@ def test_rows(dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_columns(dtype):
     """A long k: D in one piece and in several, exchanged or not, by one block and by many."""
-    needs((8, 0))
+    needs_ampere()
     # float32 has room for half as many.
     columns = [(14, 34), (34, 14), (48, 52), (3, 1), (24, 80), (80, 24), (17, 65)]
     columns += [(64, 64), (24, 128), (144, 24)] if dtype.itemsize == 2 else []
@@ -67,7 +63,7 @@ def test_columns(dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layers(dtype, monkeypatch):
     """linear with its bias, its relu and its gradients; a call that the path does not take."""
-    needs((8, 0))
+    needs_ampere()
     monkeypatch.setenv("CUDA_OPS_GEMM_PATH", "narrow")
     x, weight, bias = matrix(5000, 24, dtype), matrix(34, 24, dtype, seed=1), matrix(1, 34, dtype, seed=2)[0]
     y = x.double() @ weight.double().mT + bias.double()
@@ -83,7 +79,7 @@ def test_layers(dtype, monkeypatch):
 def test_an_address_that_no_query_knew_of(monkeypatch):
     """Where the query for the workspace took narrow, padded has no room for its copies. (What lay beyond it is told by
     compute-sanitizer; here results are right.)"""
-    needs((9, 0))
+    needs_hopper()
     monkeypatch.setenv("CUDA_OPS_CONV2D_PATH", "gemm_1x1")
     images, channels, outs = (36, 80, 80), 34, 14
     x, g = matrix(36 * 80 * 80, channels, torch.bfloat16), matrix(36 * 80 * 80, outs, torch.bfloat16, seed=1)
@@ -99,8 +95,7 @@ def test_an_address_that_no_query_knew_of(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_many_splits(dtype):
     """Up to 16 are added by a thread each, more by eight warps."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("wgmma is of compute capability 9.0")
+    needs_hopper()
     for splits in (16, 17, 100, 264):
         a, b = matrix(72, 40000, dtype, True), matrix(40000, 104, dtype, seed=1)
         d = ops.gemm_planned(a, b, (SM90, 6, splits, 0))
