@@ -156,6 +156,19 @@ __device__ __forceinline__ uint32_t few_grad_address(const uint32_t *patch, cons
 }
 #endif
 
+// What a tap weighs of the input's channels, zero past the last of CHANNELS, for output channel `out`.
+template <int CHANNELS>
+__device__ __forceinline__ float4 few_filter_tap(const FewProblem &p, int out, int r, int s)
+{
+    const float *const from = (const float *)p.weight + out * p.w.n + r * p.w.y + s * p.w.x;
+    float v[4] = {};
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++)
+        if (c < p.channels)
+            v[c] = from[c * p.w.c];
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+
 // By FMA a patch is [output channel][row][column] of FMA_CHANNELS channels. Starts copying those from `first` on, of
 // which `valid` are there: channels_last, by aligned rows, and by single elements.
 static constexpr int FMA_CHANNELS = 4;

@@ -193,13 +193,7 @@ __global__ void __launch_bounds__(FEW_THREADS, HEIGHT > 0 ? 4 : 3)
             few_fetch_planes(patch, p, image, first, valid, y0 - window_y + 1, aligned_left);
             for (int i = thread; i < valid * kernel; i += FEW_THREADS) {
                 const int o = i / kernel, tap = i % kernel, s = tap / p.kernel_height, r = tap % p.kernel_height;
-                const float *const from = (const float *)p.weight + (first + o) * p.w.n + r * p.w.y + s * p.w.x;
-                float v[4] = {};
-#pragma unroll
-                for (int c = 0; c < CHANNELS; c++)
-                    if (c < p.channels)
-                        v[c] = from[c * p.w.c];
-                weights[i] = make_float4(v[0], v[1], v[2], v[3]);
+                weights[i] = few_filter_tap<CHANNELS>(p, first + o, r, s);
             }
             cp_async_wait_all();
             __syncthreads();
