@@ -34,7 +34,7 @@ from cuda_ops.models import MnistCNN, get_backend
 from cuda_ops.training import GraphedStep, MnistStep
 
 BATCHES = {"cuda": (64, 256, 1024, 4096, 16384), "cpu": (64, 256, 1024)}
-PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}
+PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32", "bf16")}
 ROUNDS = (3, 25)
 # Seconds that a variant's first compilation is expected to take; one that takes longer leaves none for what follows.
 FIRST_COMPILATION = {"default": 10, "max-autotune-no-cudagraphs": 100}
