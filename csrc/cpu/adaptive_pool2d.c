@@ -1,16 +1,144 @@
 /* adaptive_avg_pool2d and adaptive_max_pool2d on the CPU: window after window of a plane, or vectors over the channels
  * (channels_last). Means are added up in the element type along a row and in double over rows. Backward: planes scatter,
- * one window after the other; channels_last gathers from the windows over a position. Bound by memory. */
+ * one window after the other; channels_last gathers from the windows over a position. Where windows do not overlap,
+ * nothing is added up, and gradients of halves are written as they are. Bound by memory. */
 #ifndef REAL
 
 #include "cuda_ops/adaptive_pool2d.h"
 
 #include "common/common.h"
+#include "common/half.h"
+#include "cuda_ops/halves_cpu.h"
+
+/* Positions of a window, rows [h, h_end) and columns [w, w_end). */
+#define WINDOW(o_h, o_w)                                                                                               \
+    const int32_t h_begin = cuda_ops_adaptive_start(height, o_h), h_end = cuda_ops_adaptive_end(height, o_h);          \
+    const int32_t w_begin = cuda_ops_adaptive_start(width, o_w), w_end = cuda_ops_adaptive_end(width, o_w)
 
 enum {
     LANES = 64,
     SHORT = 256 /* elements that one sum in the dtype covers */
 };
+
+/* Whether the windows over two positions of an axis are the same. */
+static bool share_windows(cuda_ops_adaptive_axis axis, int32_t a, int32_t b)
+{
+    return cuda_ops_adaptive_first_window(axis, a) == cuda_ops_adaptive_first_window(axis, b) &&
+           cuda_ops_adaptive_end_window(axis, a) == cuda_ops_adaptive_end_window(axis, b);
+}
+
+/* Makes all elements of a window `value`; the rows of the plane are `pitch` apart. */
+#define DEFINE_FILL(name, type)                                                                                        \
+    CUDA_OPS_INLINE void name(type *window, int64_t pitch, int64_t rows, int64_t cols, type value)                     \
+    {                                                                                                                  \
+        if (cols == pitch) { /* rows that are taken as a whole lie behind each other */                                \
+            cols *= rows;                                                                                              \
+            rows = 1;                                                                                                  \
+        }                                                                                                              \
+        for (int64_t h = 0; h < rows; h++)                                                                             \
+            for (int64_t w = 0; w < cols; w++)                                                                         \
+                window[h * pitch + w] = value;                                                                         \
+    }
+DEFINE_FILL(fill_f32, float)
+DEFINE_FILL(fill_f64, double)
+DEFINE_FILL(fill_halves, uint16_t)
+
+CUDA_OPS_INLINE float widened(uint16_t half, cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_BFLOAT16 ? widened_bfloat16(half) : widened_float16(half);
+}
+
+CUDA_OPS_INLINE uint16_t rounded(float x, cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_BFLOAT16 ? rounded_bfloat16(x) : rounded_float16(x);
+}
+
+/* Gradients of halves, where windows do not overlap. */
+CUDA_OPS_SIMD static void avg_backward_planes_halves(uint16_t *restrict grad_input,
+                                                     const uint16_t *restrict grad_output,
+                                                     const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end,
+                                                     cuda_ops_dtype dtype)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    for (int64_t plane = begin; plane < end; plane++)
+        for (int32_t i = 0; i < height.output; i++)
+            for (int32_t j = 0; j < width.output; j++) {
+                WINDOW(i, j);
+                const float count = (float)(h_end - h_begin) * (float)(w_end - w_begin);
+                const float grad = widened(grad_output[(plane * height.output + i) * width.output + j], dtype);
+                fill_halves(grad_input + (plane * height.input + h_begin) * width.input + w_begin, width.input,
+                            h_end - h_begin, w_end - w_begin, rounded(grad / count, dtype));
+            }
+}
+
+static void avg_backward_rows_halves(uint16_t *restrict grad_input, const uint16_t *restrict grad_output,
+                                     const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end,
+                                     cuda_ops_dtype dtype)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    const int64_t channels = pool->channels;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t n = row / height.input;
+        const int32_t i = cuda_ops_adaptive_first_window(height, (int32_t)(row % height.input));
+        for (int32_t w = 0; w < width.input; w++) {
+            const int32_t j = cuda_ops_adaptive_first_window(width, w);
+            WINDOW(i, j);
+            const float count = (float)(h_end - h_begin) * (float)(w_end - w_begin);
+            uint16_t *in = grad_input + (row * width.input + w) * channels;
+            if (w > w_begin) { /* as on its left */
+                memcpy(in, in - channels, (size_t)channels * sizeof *in);
+                continue;
+            }
+            const uint16_t *out = grad_output + ((n * height.output + i) * width.output + j) * channels;
+            float shares[LANES];
+            for (int64_t first = 0; first < channels; first += LANES) {
+                const int64_t lanes = min_i64(LANES, channels - first);
+                (void)cuda_ops_widen_cpu(shares, out + first, lanes, dtype);
+                for (int64_t c = 0; c < lanes; c++)
+                    shares[c] /= count;
+                (void)cuda_ops_round_cpu(in + first, shares, lanes, dtype);
+            }
+        }
+    }
+}
+
+/* Only indices that are not forward's name a position twice. */
+static void max_backward_planes_halves(uint16_t *restrict grad_input, const uint16_t *restrict grad_output,
+                                       const int64_t *restrict indices, const cuda_ops_adaptive_pool2d *pool,
+                                       int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const int64_t inputs = (int64_t)pool->height.input * pool->width.input;
+    const int64_t outputs = (int64_t)pool->height.output * pool->width.output;
+    memset(grad_input + begin * inputs, 0, (size_t)((end - begin) * inputs) * sizeof *grad_input);
+    for (int64_t at = begin * outputs; at < end * outputs; at++)
+        if ((uint64_t)indices[at] < (uint64_t)inputs) {
+            uint16_t *in = grad_input + at / outputs * inputs + indices[at];
+            *in = rounded(widened(*in, dtype) + widened(grad_output[at], dtype), dtype);
+        }
+}
+
+CUDA_OPS_SIMD static void max_backward_rows_halves(uint16_t *restrict grad_input, const uint16_t *restrict grad_output,
+                                                   const int64_t *restrict indices,
+                                                   const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    const int64_t channels = pool->channels;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t n = row / height.input;
+        const int32_t h = (int32_t)(row % height.input), i = cuda_ops_adaptive_first_window(height, h);
+        for (int32_t w = 0; w < width.input; w++) {
+            const int64_t position = (int64_t)h * width.input + w;
+            const int64_t window =
+                ((n * height.output + i) * width.output + cuda_ops_adaptive_first_window(width, w)) * channels;
+            uint16_t *in = grad_input + (row * width.input + w) * channels;
+            for (int64_t c = 0; c < channels; c++) {
+                const uint16_t grad = grad_output[window + c];
+                /* 0 + -0 is 0. */
+                in[c] = indices[window + c] == position && grad != 0x8000u ? grad : 0;
+            }
+        }
+    }
+}
 
 #define REAL float
 #define FN(name) name##_f32
@@ -45,8 +173,15 @@ cuda_ops_status cuda_ops_adaptive_avg_pool2d_forward_cpu(void *output, const voi
 
 cuda_ops_status cuda_ops_adaptive_avg_pool2d_backward_cpu(void *grad_input, const void *grad_output,
                                                           const cuda_ops_adaptive_pool2d *pool, int64_t begin,
-                                                          int64_t end, cuda_ops_dtype dtype){
-    DISPATCH(avg_backward, grad_input, grad_output, pool, begin, end)}
+                                                          int64_t end, cuda_ops_dtype dtype)
+{
+    if (is_half(dtype) && cuda_ops_adaptive_pool2d_valid(pool) && !cuda_ops_adaptive_pool2d_overlaps(pool)) {
+        (pool->channels_last ? avg_backward_rows_halves : avg_backward_planes_halves)(grad_input, grad_output, pool,
+                                                                                      begin, end, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
+    DISPATCH(avg_backward, grad_input, grad_output, pool, begin, end)
+}
 
 cuda_ops_status cuda_ops_adaptive_max_pool2d_forward_cpu(void *output, int64_t *indices, const void *input,
                                                          const cuda_ops_adaptive_pool2d *pool, int64_t begin,
@@ -55,15 +190,21 @@ cuda_ops_status cuda_ops_adaptive_max_pool2d_forward_cpu(void *output, int64_t *
 
 cuda_ops_status cuda_ops_adaptive_max_pool2d_backward_cpu(void *grad_input, const void *grad_output,
                                                           const int64_t *indices, const cuda_ops_adaptive_pool2d *pool,
-                                                          int64_t begin, int64_t end, cuda_ops_dtype dtype){
-    DISPATCH(max_backward, grad_input, grad_output, indices, pool, begin, end)}
+                                                          int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    if (is_half(dtype) && cuda_ops_adaptive_pool2d_valid(pool) && !cuda_ops_adaptive_pool2d_overlaps(pool)) {
+        if (pool->channels_last)
+            max_backward_rows_halves(grad_input, grad_output, indices, pool, begin, end);
+        else
+            max_backward_planes_halves(grad_input, grad_output, indices, pool, begin, end, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
+    DISPATCH(max_backward, grad_input, grad_output, indices, pool, begin, end)
+}
+
+#undef WINDOW
 
 #else
-
-/* Positions of a window, rows [h, h_end) and columns [w, w_end). */
-#define WINDOW(o_h, o_w)                                                                                               \
-    const int32_t h_begin = cuda_ops_adaptive_start(height, o_h), h_end = cuda_ops_adaptive_end(height, o_h);          \
-    const int32_t w_begin = cuda_ops_adaptive_start(width, o_w), w_end = cuda_ops_adaptive_end(width, o_w)
 
 CUDA_OPS_SIMD static void FN(avg_forward_planes)(REAL *restrict output, const REAL *restrict input,
                                                  const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
@@ -129,14 +270,22 @@ CUDA_OPS_SIMD static void FN(avg_backward_planes)(REAL *restrict grad_input, con
                                                   const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
 {
     const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    const bool overlaps = cuda_ops_adaptive_pool2d_overlaps(pool);
     for (int64_t plane = begin; plane < end; plane++) {
         REAL *in = grad_input + plane * height.input * width.input;
-        memset(in, 0, (size_t)height.input * (size_t)width.input * sizeof(REAL));
+        if (overlaps)
+            memset(in, 0, (size_t)height.input * (size_t)width.input * sizeof(REAL));
         for (int32_t i = 0; i < height.output; i++)
             for (int32_t j = 0; j < width.output; j++) {
                 WINDOW(i, j);
                 const REAL count = (REAL)(h_end - h_begin) * (REAL)(w_end - w_begin);
                 const REAL share = grad_output[(plane * height.output + i) * width.output + j] / count;
+                if (!overlaps) {
+                    FN(fill)
+                    (in + (int64_t)h_begin * width.input + w_begin, width.input, h_end - h_begin, w_end - w_begin,
+                     share);
+                    continue;
+                }
                 for (int32_t h = h_begin; h < h_end; h++)
                     for (int32_t w = w_begin; w < w_end; w++)
                         in[(int64_t)h * width.input + w] += share;
@@ -157,6 +306,10 @@ CUDA_OPS_SIMD static void FN(avg_backward_rows)(REAL *restrict grad_input, const
         for (int32_t w = 0; w < width.input; w++) {
             const int32_t j_end = cuda_ops_adaptive_end_window(width, w);
             REAL *in = grad_input + (row * width.input + w) * channels;
+            if (w > 0 && share_windows(width, w - 1, w)) {
+                memcpy(in, in - channels, (size_t)channels * sizeof(REAL));
+                continue;
+            }
             memset(in, 0, (size_t)channels * sizeof(REAL));
             for (int32_t i = cuda_ops_adaptive_first_window(height, h); i < i_end; i++)
                 for (int32_t j = cuda_ops_adaptive_first_window(width, w); j < j_end; j++) {
@@ -262,7 +415,5 @@ CUDA_OPS_SIMD static void FN(max_backward_rows)(REAL *restrict grad_input, const
         }
     }
 }
-
-#undef WINDOW
 
 #endif

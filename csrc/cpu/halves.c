@@ -83,6 +83,31 @@ __attribute__((target("avx2,f16c"))) static void round_float16_avx2(uint16_t *re
     for (; i < count; i++)
         output[i] = _cvtss_sh(input[i], _MM_FROUND_TO_NEAREST_INT);
 }
+
+/* Twice as wide; what is left over by masks. */
+__attribute__((target("avx512f,avx512bw,avx512vl"))) static void
+widen_float16_avx512(float *restrict output, const uint16_t *restrict input, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16)
+        _mm512_storeu_ps(output + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(input + i))));
+    const __mmask16 rest = (__mmask16)((1u << (count - i)) - 1);
+    if (rest)
+        _mm512_mask_storeu_ps(output + i, rest, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(rest, input + i)));
+}
+
+__attribute__((target("avx512f,avx512bw,avx512vl"))) static void
+round_float16_avx512(uint16_t *restrict output, const float *restrict input, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16)
+        _mm256_storeu_si256((__m256i *)(output + i),
+                            _mm512_cvtps_ph(_mm512_loadu_ps(input + i), _MM_FROUND_TO_NEAREST_INT));
+    const __mmask16 rest = (__mmask16)((1u << (count - i)) - 1);
+    if (rest)
+        _mm256_mask_storeu_epi16(output + i, rest,
+                                 _mm512_cvtps_ph(_mm512_maskz_loadu_ps(rest, input + i), _MM_FROUND_TO_NEAREST_INT));
+}
 #endif
 
 cuda_ops_status cuda_ops_widen_cpu(float *output, const void *input, int64_t count, cuda_ops_dtype dtype)
@@ -92,6 +117,8 @@ cuda_ops_status cuda_ops_widen_cpu(float *output, const void *input, int64_t cou
     if (dtype == CUDA_OPS_BFLOAT16)
         widen_bfloat16(output, input, count);
 #if CUDA_OPS_WITH_TARGETS
+    else if (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512)
+        widen_float16_avx512(output, input, count);
     else if (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX2)
         widen_float16_avx2(output, input, count);
 #endif
@@ -108,6 +135,8 @@ cuda_ops_status cuda_ops_round_cpu(void *output, const float *input, int64_t cou
     const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
     if (dtype == CUDA_OPS_BFLOAT16 && isa == CUDA_OPS_CPU_AVX2)
         round_bfloat16_avx2(output, input, count);
+    else if (dtype == CUDA_OPS_FLOAT16 && isa >= CUDA_OPS_CPU_AVX512)
+        round_float16_avx512(output, input, count);
     else if (dtype == CUDA_OPS_FLOAT16 && isa >= CUDA_OPS_CPU_AVX2)
         round_float16_avx2(output, input, count);
     else

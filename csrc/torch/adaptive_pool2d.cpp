@@ -67,6 +67,12 @@ static Tensor adaptive_avg_pool2d_forward(const Tensor &input, at::IntArrayRef o
 }
 
 // The gradient's layout is an argument, since the strides of an expanded grad_output do not tell it.
+// Whether backward's CPU kernels take them as they are.
+static bool takes_halves(const cuda_ops_adaptive_pool2d &pool, cuda_ops_dtype dtype)
+{
+    return is_half(dtype) && !cuda_ops_adaptive_pool2d_overlaps(&pool);
+}
+
 static Tensor adaptive_avg_pool2d_backward(const Tensor &grad_output, at::IntArrayRef input_size, bool channels_last)
 {
     const char *const op = "adaptive_avg_pool2d_backward";
@@ -87,6 +93,11 @@ static Tensor adaptive_avg_pool2d_backward(const Tensor &grad_output, at::IntArr
     if (g.is_cuda())
         CUDA_OPS_LAUNCH(op, cuda_ops_adaptive_avg_pool2d_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(), &pool,
                                                                        dtype, current_stream(op)));
+    else if (takes_halves(pool, dtype))
+        parallel_pool2d(op, pool, pool.height.input, grad_input.numel(), [&](int64_t begin, int64_t end) {
+            return cuda_ops_adaptive_avg_pool2d_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), &pool, begin,
+                                                             end, dtype);
+        });
     else
         parallel_pool2d(
             op, pool, pool.height.input, grad_input.numel(), dtype,
@@ -151,6 +162,12 @@ static Tensor adaptive_max_pool2d_backward(const Tensor &grad_output, const Tens
         CUDA_OPS_LAUNCH(op, cuda_ops_adaptive_max_pool2d_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(),
                                                                        positions.const_data_ptr<int64_t>(), &pool,
                                                                        dtype, current_stream(op)));
+    else if (takes_halves(pool, dtype))
+        parallel_pool2d(op, pool, pool.height.input, grad_input.numel(), [&](int64_t begin, int64_t end) {
+            return cuda_ops_adaptive_max_pool2d_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(),
+                                                             positions.const_data_ptr<int64_t>(), &pool, begin, end,
+                                                             dtype);
+        });
     else
         parallel_pool2d(
             op, pool, pool.height.input, grad_input.numel(), dtype,

@@ -120,8 +120,8 @@ void parallel_pool2d(const char *op, const Pool &pool, int64_t rows, int64_t ele
 }
 
 // Calls kernel(begin, end) over the same ranges.
-template <typename Kernel>
-void parallel_pool2d(const char *op, const cuda_ops_pool2d &pool, int64_t rows, int64_t elements, const Kernel &kernel)
+template <typename Pool, typename Kernel>
+void parallel_pool2d(const char *op, const Pool &pool, int64_t rows, int64_t elements, const Kernel &kernel)
 {
     const int64_t units = pool.channels_last ? pool.batch * rows : pool.batch * pool.channels;
     const int64_t grain = std::max<int64_t>(1, ELEMENTWISE_GRAIN * units / std::max<int64_t>(elements, 1));

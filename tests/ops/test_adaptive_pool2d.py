@@ -54,6 +54,28 @@ def test_pytorchs(device, shape, size, few_values, memory_format, seed):
             assert ours.is_contiguous(memory_format=memory_format) and grad.is_contiguous(memory_format=memory_format)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize(("shape", "size"), [((2, 5, 6, 9), (1, 1)), ((3, 67, 8, 6), (4, 3)), ((2, 3, 7, 5), (7, 5))])
+def test_gradients_of_halves_where_windows_do_not_overlap(device, shape, size, memory_format, dtype):
+    """Nothing is added up there: the bits are those of a division that is rounded once, and of gradients as they are."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype).contiguous(memory_format=memory_format)
+    x = x.to(device).requires_grad_()
+    grad = torch.randn((*shape[:2], *size), generator=torch.Generator().manual_seed(4)).to(dtype)
+    grad[0, 0, 0, 0], grad[-1, -1, -1, -1], grad[0, 1, 0, 0] = -0.0, float("nan"), float("inf")
+    windows = [n // o for n, o in zip(shape[2:], size, strict=True)]
+    shares = (grad.float() / (windows[0] * windows[1])).to(dtype)
+    expected = shares.repeat_interleave(windows[0], 2).repeat_interleave(windows[1], 3)
+    (ours,) = torch.autograd.grad(C.adaptive_avg_pool2d(x, size), x, grad.to(device))
+    assert torch.equal(ours.cpu().nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+    output, indices = C.adaptive_max_pool2d(x, size, return_indices=True)
+    (ours,) = torch.autograd.grad(output, x, grad.to(device))
+    expected = torch.zeros(*shape[:2], shape[2] * shape[3], dtype=dtype)
+    expected.scatter_(2, indices.cpu().flatten(2), grad.flatten(2)).add_(0.0)  # 0 + -0 is 0
+    assert torch.equal(ours.cpu().flatten(2).nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+    assert not (torch.signbit(ours) & (ours == 0)).any()
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("offset", [0, 1])

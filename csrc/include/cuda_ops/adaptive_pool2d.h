@@ -56,6 +56,12 @@ CUDA_OPS_HOST_DEVICE int32_t cuda_ops_adaptive_end_window(cuda_ops_adaptive_axis
     return (int32_t)((((int64_t)position + 1) * axis.output + axis.input - 1) / axis.input);
 }
 
+/* Whether a position lies in more than one window. */
+CUDA_OPS_HOST_DEVICE bool cuda_ops_adaptive_pool2d_overlaps(const cuda_ops_adaptive_pool2d *pool)
+{
+    return pool->height.input % pool->height.output != 0 || pool->width.input % pool->width.output != 0;
+}
+
 /* Whether a call may be made with this geometry: sizes are positive, and a plane's positions number less than 2^31. */
 CUDA_OPS_HOST_DEVICE bool cuda_ops_adaptive_pool2d_valid(const cuda_ops_adaptive_pool2d *pool)
 {
@@ -66,7 +72,7 @@ CUDA_OPS_HOST_DEVICE bool cuda_ops_adaptive_pool2d_valid(const cuda_ops_adaptive
 }
 
 /* Planes [begin, end) of batch * channels; with channels_last, rows [begin, end) of batch * height.output (forward) or
- * batch * height.input (backward). */
+ * batch * height.input (backward). Backward takes float16 and bfloat16 too where windows do not overlap. */
 cuda_ops_status cuda_ops_adaptive_avg_pool2d_forward_cpu(void *output, const void *input,
                                                          const cuda_ops_adaptive_pool2d *pool, int64_t begin,
                                                          int64_t end, cuda_ops_dtype dtype);
