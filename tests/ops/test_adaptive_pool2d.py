@@ -58,7 +58,7 @@ def test_pytorchs(device, shape, size, few_values, memory_format, seed):
 @pytest.mark.parametrize("memory_format", FORMATS)
 @pytest.mark.parametrize(("shape", "size"), [((2, 5, 6, 9), (1, 1)), ((3, 67, 8, 6), (4, 3)), ((2, 3, 7, 5), (7, 5))])
 def test_gradients_of_halves_where_windows_do_not_overlap(device, shape, size, memory_format, dtype):
-    """Nothing is added up there: the bits are those of a division that is rounded once, and of gradients as they are."""
+    """Nothing is added up there: the bits are those of a division, rounded once, and of gradients as they are."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype).contiguous(memory_format=memory_format)
     x = x.to(device).requires_grad_()
     grad = torch.randn((*shape[:2], *size), generator=torch.Generator().manual_seed(4)).to(dtype)
