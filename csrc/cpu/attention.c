@@ -374,6 +374,8 @@ CUDA_OPS_SIMD static void FN(online_softmax)(const struct attention_block *block
                                              int64_t first, int64_t last, REAL *maxima, double *sums, REAL *output)
 {
     const cuda_ops_attention *const call = block->call;
+    const bool is_plain =
+        !(call->softcap > 0) && !call->alibi_slopes && call->mask_kind == CUDA_OPS_ATTENTION_MASK_NONE;
     for (int64_t r = 0; r < rows; r++) {
         REAL *const row = scores + r * block->pitch;
         int64_t from, to;
@@ -382,12 +384,21 @@ CUDA_OPS_SIMD static void FN(online_softmax)(const struct attention_block *block
         FN(fill)(row, to, last - first, 0);
         if (from == to)
             continue;
-        FN(row_scores)(block, row + from, NULL, i + r, first + from, to - from);
-        const REAL before = maxima[r], largest = FN(row_maximum)(row + from, to - from);
+        REAL largest;
+        if (is_plain) {
+            largest = FN(row_scaled_maximum)(row + from, to - from, (REAL)call->scale);
+        } else {
+            FN(row_scores)(block, row + from, NULL, i + r, first + from, to - from);
+            largest = FN(row_maximum)(row + from, to - from);
+        }
+        const REAL before = maxima[r];
         const REAL maximum = largest > before ? largest : before;
         /* Of -inf alone the exponentials are 0. */
         const REAL base = maximum == -(REAL)INFINITY ? 0 : maximum;
-        const REAL sum = FN(row_exponentials)(row + from, row + from, to - from, base);
+        const REAL sum =
+            call->products == CUDA_OPS_FLOAT32
+                ? FN(row_exponentials_within)(row + from, row + from, to - from, base, NO_MORE_THAN_0)
+                : FN(row_exponentials_within)(row + from, row + from, to - from, base, ROUGHLY_NO_MORE_THAN_0);
         if (maximum > before && sums[r] != 0) {
             const REAL factor = FN(exponential)(before - maximum);
             sums[r] *= factor;

@@ -47,6 +47,36 @@ CUDA_OPS_INLINE float exponential_f32(float x)
     return y * first * second;
 }
 
+/* Which exponential a loop takes. Of no more than 0 (and of NaN): the exponents that rounding leaves above it are small,
+ * and results below 2^-125 may be 0. Rough: off by 3e-6 of the result, for what is rounded to a half anyway. */
+enum exponent_range { ANY_EXPONENT, NO_MORE_THAN_0, ROUGHLY_NO_MORE_THAN_0 };
+
+CUDA_OPS_INLINE float exponential_within_f32(float x, enum exponent_range range)
+{
+    if (range == ANY_EXPONENT)
+        return exponential_f32(x);
+    const float least = -87.0f, clamped = x < least ? least : x;
+    uint32_t bits;
+    float y;
+    if (range == NO_MORE_THAN_0) {
+        y = exponential_parts_f32(clamped, 0.0f, &bits);
+    } else {
+        const float round_magic = 12582912.0f;
+        const float sum = clamped * 1.44269504088896341f + round_magic;
+        const float r = clamped - (sum - round_magic) * 0.693147180559945309f;
+        y = 0.041458400415f; /* minimax of degree 4, of the relative error */
+        y = y * r + 0.16791031050f;
+        y = y * r + 0.50004367389f;
+        y = y * r + 0.99996333232f;
+        y = y * r + 0.99999925923f;
+        memcpy(&bits, &sum, sizeof sum);
+    }
+    bits = (bits + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return x < least ? 0.0f : y * power;
+}
+
 /* exp(x + rest) for x from -125 to 0: one of the two powers is always 2^-64. */
 CUDA_OPS_INLINE float exponential_of_sum_f32(float x, float rest)
 {
@@ -130,6 +160,13 @@ CUDA_OPS_INLINE double exponential_f64(double x)
     x = x < -746.0 ? -746.0 : x;
     x = x > 710.0 ? 710.0 : x;
     return exponential_of_sum_f64(x, 0.0);
+}
+
+/* double has one that is fast enough for all. */
+CUDA_OPS_INLINE double exponential_within_f64(double x, enum exponent_range range)
+{
+    (void)range;
+    return exponential_f64(x);
 }
 
 /* e^x - 1 for x <= 0, to the last digits also where x is small. */

@@ -12,9 +12,22 @@ CUDA_OPS_INLINE REAL FN(row_maximum)(const REAL *x, int64_t cols)
     return largest;
 }
 
+/* x *= factor, and the largest of it. */
+CUDA_OPS_INLINE REAL FN(row_scaled_maximum)(REAL *x, int64_t cols, REAL factor)
+{
+    REAL largest = -(REAL)INFINITY;
+#pragma omp simd reduction(max : largest)
+    for (int64_t c = 0; c < cols; c++) {
+        x[c] *= factor;
+        largest = x[c] > largest ? x[c] : largest;
+    }
+    return largest;
+}
+
 /* output = exp(x - maximum), which may be in place, and their sum. The difference of equal infinities makes it NaN, and
  * with it what is divided by it. */
-CUDA_OPS_INLINE REAL FN(row_exponentials)(REAL *output, const REAL *x, int64_t cols, REAL maximum)
+CUDA_OPS_INLINE REAL FN(row_exponentials_within)(REAL *output, const REAL *x, int64_t cols, REAL maximum,
+                                                 enum exponent_range range)
 {
     const int64_t whole = cols - cols % LANES;
     double sum = 0;
@@ -23,7 +36,7 @@ CUDA_OPS_INLINE REAL FN(row_exponentials)(REAL *output, const REAL *x, int64_t c
         REAL block = 0;
 #pragma omp simd reduction(+ : block)
         for (int64_t c = first; c < last; c++) {
-            const REAL e = FN(exponential)(x[c] - maximum);
+            const REAL e = FN(exponential_within)(x[c] - maximum, range);
             output[c] = e;
             block += e;
         }
@@ -34,7 +47,7 @@ CUDA_OPS_INLINE REAL FN(row_exponentials)(REAL *output, const REAL *x, int64_t c
         FN(padded_lanes)(tail, x + whole, cols - whole);
 #pragma omp simd
         for (int l = 0; l < LANES; l++)
-            tail[l] = FN(exponential)(tail[l] - maximum);
+            tail[l] = FN(exponential_within)(tail[l] - maximum, range);
         for (int64_t c = whole; c < cols; c++) {
             output[c] = tail[c - whole];
             block += tail[c - whole];
@@ -42,6 +55,11 @@ CUDA_OPS_INLINE REAL FN(row_exponentials)(REAL *output, const REAL *x, int64_t c
         sum += block;
     }
     return (REAL)sum;
+}
+
+CUDA_OPS_INLINE REAL FN(row_exponentials)(REAL *output, const REAL *x, int64_t cols, REAL maximum)
+{
+    return FN(row_exponentials_within)(output, x, cols, maximum, ANY_EXPONENT);
 }
 
 CUDA_OPS_INLINE void FN(row_scale)(REAL *output, int64_t cols, REAL factor)
