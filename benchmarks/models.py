@@ -3,7 +3,8 @@
 Seven classification models of torchvision's in float32, TF32 and bfloat16 (by autocast), as `python -m cuda_ops race`
 takes them, each a row: batch 64 at 224x224 in channels_last on a GPU, forward, backward and SGD with momentum, or the
 forward pass alone. Contestants: PyTorch eager, in a CUDA graph, and compiled in a CUDA graph; ours, made by
-cuda_ops.convert, eager and in a CUDA graph. Parity and layers are `race`'s to tell.
+cuda_ops.convert, eager and in a CUDA graph; on the CPU, which has no graphs, the eager ones alone. Parity and layers are
+`race`'s to tell.
 
 A row is a process of its own. Many are alive at a time, one a core, and share the compiler's cache: what needs no GPU
 (imports, weights, compilation) they do side by side. A GPU is taken by one process at a time, with a lock on a file,
@@ -52,7 +53,6 @@ MODELS = (
 )
 PRECISIONS = {"cuda": ("bf16", "tf32", "fp32"), "cpu": ("fp32", "bf16")}
 MODES = ("training", "inference")
-# On the CPU, which has no graphs, the first of each side alone.
 EAGER, GRAPH, COMPILED, OURS_EAGER, OURS = (
     "PyTorch",
     "PyTorch, graph",
@@ -478,7 +478,8 @@ def markdown(rows: list[Row], facts: dict[str, str]) -> str:
     parts.append(
         "Medians, in milliseconds. Ratios are PyTorch's time over ours. Cold start, in seconds: *compile*, what "
         "torch.compile took beside the other processes on the machine's cores, of the time *until the first step*, in "
-        "which libraries and kernels are loaded and algorithms chosen, too."
+        "which libraries and kernels are loaded and algorithms chosen, too. Eager steps, which the host's speed may "
+        "decide, ran beside the other rows' compilation as well."
     )
     for name, aim in AIMS.items():
         found = [row.ratio(name) for row in rows if row.ratio(name)]
@@ -604,7 +605,8 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
     begin = time.monotonic()
     chosen = [p for p in every if p in precisions] if precisions else list(every[:1] if quick else every)
     facts = harness.environment(device) | {"seconds": f"at most {seconds:g}"} | ({"quick": "yes"} if quick else {})
-    with tempfile.TemporaryDirectory() as name, terminated():
+    # A compiler that is being ended may still write into it.
+    with interrupted_once(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         jobs = planned(device, chosen, batches[0] if batches else None, with_compile, quick, folder)
         processes = process_count(device)
@@ -626,17 +628,24 @@ def process_count(device) -> int:
 
 
 @contextlib.contextmanager
-def terminated():
-    """SIGTERM is taken as Ctrl-C is: what was measured is written."""
+def interrupted_once():
+    """SIGTERM is taken as Ctrl-C is. Of several signals, as `timeout` sends them, the first is: what comes later would
+    interrupt the writing of what was measured."""
+    noted = False
 
     def interrupt(number, frame):
-        raise KeyboardInterrupt
+        nonlocal noted
+        if not noted:
+            noted = True
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("torchvision")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import models
 
@@ -92,18 +93,26 @@ def test_rows_of_both_modes_and_what_failed(of, tmp_path, capsys):
 
 def test_an_interrupted_run_keeps_its_rows_and_ends_its_processes(of, tmp_path, monkeypatch):
     of("small", "slow")
-    started, start = [], models.start
+    started, start, stop = [], models.start, models.stop
 
     def noted(*arguments):
         started.append(start(*arguments))
         return started[-1]
 
+    interrupted = []
+
     def interrupt(row):
         if row.mode == "training":
+            interrupted.append(row)
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop_again(running):
+        os.kill(os.getpid(), signal.SIGINT)  # comes too late to interrupt anything
+        stop(running)
 
     monkeypatch.setattr(models, "start", noted)
     monkeypatch.setattr(models, "announce", interrupt)
+    monkeypatch.setattr(models, "stop", lambda running: (stop_again if interrupted else stop)(running))
     monkeypatch.setattr(models, "process_count", lambda device: 2)
     with pytest.raises(KeyboardInterrupt):
         models.run(CPU, tmp_path, 300, False, False)
