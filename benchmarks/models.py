@@ -3,8 +3,8 @@
 Seven classification models of torchvision's in float32, TF32 and bfloat16 (by autocast), as `python -m cuda_ops race`
 takes them, each a row: batch 64 at 224x224 in channels_last on a GPU, forward, backward and SGD with momentum, or the
 forward pass alone. Contestants: PyTorch eager, in a CUDA graph, and compiled in a CUDA graph; ours, made by
-cuda_ops.convert, eager and in a CUDA graph; on the CPU, which has no graphs, the eager ones alone. Parity and layers are
-`race`'s to tell.
+cuda_ops.convert, eager and in a CUDA graph; on the CPU, which has no graphs, the eager ones alone. Parity and layers
+are `race`'s to tell.
 
 A row is a process of its own. Many are alive at a time, one a core, and share the compiler's cache: what needs no GPU
 (imports, weights, compilation) they do side by side. A GPU is taken by one process at a time, with a lock on a file,
@@ -113,6 +113,8 @@ class Row:
     first_seconds: dict[str, float] = field(default_factory=dict)
     """{contestant: seconds until its first step was done}, without waiting for the device."""
     compile_seconds: float | None = None
+    device_seconds: float | None = None
+    """For which the row had the device to itself."""
     cached: bool = False
     """Whether the compiler found the model in its cache."""
     kernels: dict[str, list[list[str]]] = field(default_factory=dict)
@@ -150,7 +152,7 @@ class Turn:
         self.parent, self.cuda = job.parent, job.device != "cpu"
         self.file = os.open(job.lock, os.O_RDWR)
         self.held = False
-        self.waited = 0.0
+        self.waited = self.used = 0.0
 
     def take(self):
         if self.held:
@@ -158,7 +160,7 @@ class Turn:
         begin = time.perf_counter()
         fcntl.flock(self.file, fcntl.LOCK_EX)
         self.waited += time.perf_counter() - begin
-        self.held = True
+        self.held, self.since = True, time.perf_counter()
         if os.getppid() != self.parent:  # nobody is left who would read the row
             sys.exit(1)
         if self.cuda:
@@ -170,6 +172,7 @@ class Turn:
                 signal.alarm(0)
             fcntl.flock(self.file, fcntl.LOCK_UN)
             self.held = False
+            self.used += time.perf_counter() - self.since
 
 
 def work(job: Job):
@@ -203,6 +206,7 @@ def work(job: Job):
         if device.type == "cuda":
             torch.cuda.empty_cache()
         turn.give()
+    row.device_seconds = turn.used
     settle(job, row)
 
 
@@ -286,10 +290,10 @@ def measure(job, row, subject, conditions, contestants, options, steps, part, ta
             row.first_seconds[name] = contestant.first_seconds
         except Exception as error:  # a row says of each contestant why it has no times
             row.problems[name] = problem_of(error)
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
         take()
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
     rounds, least = (2, 1) if job.quick else (ROUNDS, LEAST_ROUNDS)
     times, blocks = {name: [] for name in ready}, {}
     begin = time.perf_counter()
