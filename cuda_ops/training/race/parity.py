@@ -50,10 +50,14 @@ def compare(subject: Subject, conditions: Conditions, dtype: torch.dtype) -> lis
     of the products, by whose rounding is judged."""
     native = _one_step(subject, conditions, ours=False)
     ours = _one_step(subject, conditions, ours=True)
+    benchmark = torch.backends.cudnn.benchmark
     try:
+        torch.backends.cudnn.benchmark = False  # to try all algorithms of float64 takes longer than the step
         exact = _one_step(subject, conditions, ours=False, exact=True)
     except torch.OutOfMemoryError:
         exact = None
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
     limits, batch = LIMITS[dtype], len(subject.batch[0])
     rows = []
     for name in native:
