@@ -2,6 +2,7 @@
 run is interrupted, out of time, or meets a model that fails."""
 
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ import torch
 pytest.importorskip("torchvision")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import models
+import models_report
+import models_row
 
 import cuda_ops
 from cuda_ops import bench
@@ -65,9 +68,9 @@ def of(tmp_path, monkeypatch):
     return choose
 
 
-def measured(folder) -> list[models.Row]:
+def measured(folder) -> list[models_row.Row]:
     (path,) = Path(folder).glob("*/models.json")
-    return [models.Row(**row) for row in json.loads(path.read_text())["rows"]]
+    return [models_row.Row(**row) for row in json.loads(path.read_text())["rows"]]
 
 
 def test_rows_of_both_modes_and_what_failed(of, tmp_path, capsys):
@@ -79,7 +82,7 @@ def test_rows_of_both_modes_and_what_failed(of, tmp_path, capsys):
         row = rows["bench_models:small", "fp32", mode]
         assert set(row.milliseconds) == {"PyTorch", "ours"} and row.problems == {}
         assert row.ratio("eager / ours eager") > 0 and row.ratio("graph / ours") is None
-        assert row.first("PyTorch") > 0 and row.milliseconds["ours"]["blocks"] >= models.LEAST_ROUNDS
+        assert row.first("PyTorch") > 0 and row.milliseconds["ours"]["blocks"] >= models_row.LEAST_ROUNDS
         assert "mat1 and mat2" in rows["bench_models:broken", "fp32", mode].problems["PyTorch"]
         assert "there is no such model" in rows["bench_models:absent", "fp32", mode].problems["row"]
         assert rows["bench_models:dying", "fp32", mode].problems["row"] == "ended with status 7"
@@ -127,36 +130,36 @@ def test_a_run_out_of_time_keeps_rows_of_an_earlier_one(of, tmp_path):
     of("small")
     folder = tmp_path / models.__name__
     first = models.Run({"commit": "abc", "date": "then"}, [], folder)
-    old = models.Row("bench_models:small", "bf16", "training", milliseconds={"ours": {"median": 3.0}}, commit="abc")
+    old = models_row.Row("bench_models:small", "bf16", "training", milliseconds={"ours": {"median": 3.0}}, commit="abc")
     first.rows = {old.key: old}
     first.write()
     job = models.planned(CPU, ["fp32", "bf16"], None, False, False, folder)
     second = models.Run({"commit": "def", "date": "now"}, job, folder)
     assert [row.commit for row in second.merged() if row.milliseconds] == ["abc"]
-    new = models.Row(*old.key, milliseconds={"ours": {"median": 2.0}})
-    assert second.take(new) and not second.take(models.Row(**asdict(new)))
+    new = models_row.Row(*old.key, milliseconds={"ours": {"median": 2.0}})
+    assert second.take(new) and not second.take(models_row.Row(**asdict(new)))
     second.write()
-    rows = {row.key: row for row in models.earlier(folder)}
+    rows = {row.key: row for row in models_report.earlier(folder)}
     assert rows[old.key].median("ours") == 2.0 and rows[old.key].commit == "def"
     assert len(rows) == 4
     (folder / "models.json").write_text("{}")
     with pytest.raises(ValueError, match=r"models\.json is not what this bench writes"):
-        models.earlier(folder)
+        models_report.earlier(folder)
 
 
 def test_the_device_is_for_one_process_at_a_time(tmp_path):
     lock = tmp_path / "lock"
     lock.touch()
     (job,) = models.planned(CPU, ["fp32"], None, False, True, tmp_path)[:1]
-    job = models.replace(job, lock=str(lock), device="cpu", parent=os.getppid())
-    mine = models.Turn(job)
+    job = dataclasses.replace(job, lock=str(lock), device="cpu", parent=os.getppid())
+    mine = models_row.Turn(job)
     mine.take()
     code = (
-        "import sys; sys.path.insert(0, 'benchmarks'); import models, json\n"
-        "turn = models.Turn(models.Job(**json.loads(sys.argv[1])))\n"
+        "import sys; sys.path.insert(0, 'benchmarks'); import models_row, json\n"
+        "turn = models_row.Turn(models_row.Job(**json.loads(sys.argv[1])))\n"
         "print('asks', flush=True); turn.take(); print('has it', turn.waited > 0.2, flush=True)"
     )
-    job = models.replace(job, parent=os.getpid())
+    job = dataclasses.replace(job, parent=os.getpid())
     other = subprocess.Popen(
         [sys.executable, "-c", code, json.dumps(asdict(job))], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -176,7 +179,7 @@ def test_the_device_is_taken_when_the_model_is_compiled(of, tmp_path, monkeypatc
     of("small")
     torch._dynamo.reset()
     (job,) = models.planned(CPU, ["fp32"], None, True, True, tmp_path)[:1]
-    job = models.replace(job, row=str(tmp_path / "row.json"))
+    job = dataclasses.replace(job, row=str(tmp_path / "row.json"))
     events = []
 
     class Turn:
@@ -192,13 +195,13 @@ def test_the_device_is_taken_when_the_model_is_compiled(of, tmp_path, monkeypatc
         return module.forward
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compiled)
-    row = models.Row(*job.key)
+    row = models_row.Row(*job.key)
     subject = find("bench_models:small", "cpu", None, None)
-    models.measure_graphs(job, row, subject, Conditions(CPU, None, 1, 1), Turn())
+    models_row.measure_graphs(job, row, subject, Conditions(CPU, None, 1, 1), Turn())
     assert events[:2] == ["compiled", "taken"]
     assert torch._functorch.config.force_non_lazy_backward_lowering
-    assert row.problems == {} and row.median(models.COMPILED) > 0 and row.compile_seconds > 0
-    assert models.row_of(job) == row
+    assert row.problems == {} and row.median(models_row.COMPILED) > 0 and row.compile_seconds > 0
+    assert models_row.row_of(job) == row
 
 
 def test_gpus_are_seen_one_by_one(monkeypatch):
@@ -214,13 +217,19 @@ def test_gpus_are_seen_one_by_one(monkeypatch):
 
 
 def test_what_a_graph_is_compared_with():
-    times = {models.GRAPH: 6.0, models.COMPILED: 5.0, models.OURS: 4.0, models.EAGER: 9.0, models.OURS_EAGER: 6.0}
-    row = models.Row("resnet50", "bf16", "training", "batch 64", {k: {"median": v} for k, v in times.items()})
-    row.first_seconds = {models.OURS_EAGER: 0.5, models.OURS: 2.0, models.COMPILED: 31.0}
+    times = {
+        models_row.GRAPH: 6.0,
+        models_row.COMPILED: 5.0,
+        models_row.OURS: 4.0,
+        models_row.EAGER: 9.0,
+        models_row.OURS_EAGER: 6.0,
+    }
+    row = models_row.Row("resnet50", "bf16", "training", "batch 64", {k: {"median": v} for k, v in times.items()})
+    row.first_seconds = {models_row.OURS_EAGER: 0.5, models_row.OURS: 2.0, models_row.COMPILED: 31.0}
     row.compile_seconds = 30.0
-    assert [row.ratio(name) for name in models.RATIOS] == [1.25, 1.5, 1.5]
-    row.kernels = {models.OURS: [["conv2d_sm90_kernel", "[132, 1, 1]", "16", "80", "5.0", "50.0"]]}
-    text = models.markdown([row], {"commit": ""})
+    assert [row.ratio(name) for name in models_row.RATIOS] == [1.25, 1.5, 1.5]
+    row.kernels = {models_row.OURS: [["conv2d_sm90_kernel", "[132, 1, 1]", "16", "80", "5.0", "50.0"]]}
+    text = models_report.markdown([row], {"commit": ""}, "about")
     assert "## Kernels of resnet50, bf16, training: ours, graph" in text and "| conv2d_sm90_kernel | [132" in text
     assert "| resnet50 | 9.00 | 6.00 | 5.00 | 6.00 | 4.00 | 1.25 | 1.50 | 1.50 | 30 | – | 31.0 | 2.0 |" in text
     assert "- graph / ours: geometric mean 1.500, worst 1.500, 1 of 1 rows at 1.3 or more" in text
@@ -261,5 +270,5 @@ def test_rows_on_cuda(of, tmp_path):
     of("small")
     models.run(torch.device("cuda"), tmp_path, 300, False, True, precisions=["bf16"])
     for row in measured(tmp_path):
-        assert row.problems == {} and set(row.milliseconds) == set(models.NAMES)
-        assert all(ratio > 0 for ratio in map(row.ratio, models.RATIOS)) and row.compile_seconds > 0
+        assert row.problems == {} and set(row.milliseconds) == set(models_row.NAMES)
+        assert all(ratio > 0 for ratio in map(row.ratio, models_row.RATIOS)) and row.compile_seconds > 0
