@@ -6,11 +6,11 @@ forward pass alone. Contestants: PyTorch eager, in a CUDA graph, and compiled in
 cuda_ops.convert, eager and in a CUDA graph; on the CPU, which has no graphs, the eager ones alone. Parity and layers
 are `race`'s to tell.
 
-A row is a process of its own. Many are alive at a time, one a core, and share the compiler's cache: what needs no GPU
-(imports, weights, compilation) they do side by side. A GPU is taken by one process at a time, with a lock on a file,
-also for what looks like preparation, since cuDNN and Triton choose by timing. A process takes it once for eager steps
-and once, when it has compiled, for the graphs, all three in turns, block by block; half of the processes compile first,
-so that neither the GPU nor the cores wait for the other.
+A model in a precision is a process of its own, training before inference. Many are alive at a time, one a core, and
+share the compiler's cache: what needs no GPU (imports, weights, compilation) they do side by side. A GPU is taken by one
+process at a time, with a lock on a file, also for what looks like preparation, since cuDNN and Triton choose by timing.
+For each row it is taken once for eager steps and once, when the model is compiled, for the graphs, all three in turns,
+block by block; half of the processes compile first, so that neither the GPU nor the cores wait for the other.
 
 Results are written anew whenever a row has something new, and stay when the run is interrupted or out of time. A row
 that the run did not come to keeps what an earlier run measured, with the commit that it was measured at.
@@ -53,7 +53,7 @@ PRECISIONS = {"cuda": models_row.PRECISIONS, "cpu": ("fp32", "bf16")}
 
 @dataclass
 class Running:
-    job: Job
+    jobs: list[Job]
     process: subprocess.Popen
     log: Path
 
@@ -69,20 +69,20 @@ def devices_of(device: torch.device) -> list[tuple[str, dict[str, str]]]:
     return [("cuda:0", {"CUDA_VISIBLE_DEVICES": name, **few}) for name in chosen]
 
 
-def start(job: Job, environment: dict[str, str], folder: Path) -> Running:
+def start(jobs: list[Job], environment: dict[str, str], folder: Path) -> Running:
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), **environment}
     paths = os.pathsep.join(filter(None, (str(cuda_ops._library.FOLDER.parent), os.environ.get("PYTHONPATH"))))
-    log = folder / f"{'-'.join(job.key)}.log"
+    log = Path(jobs[0].row).with_suffix(".log")
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, models_row.__file__, json.dumps(asdict(job))],
+            [sys.executable, models_row.__file__, json.dumps([asdict(job) for job in jobs])],
             env={**os.environ, **environment, "PYTHONPATH": paths},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that it can be ended with its compilers
         )
-    return Running(job, process, log)
+    return Running(jobs, process, log)
 
 
 def stop(running: list[Running]):
@@ -109,9 +109,9 @@ def how_it_ended(one: Running) -> str:
 class Run:
     """Rows as they come, and the files that show them."""
 
-    def __init__(self, facts: dict[str, str], jobs: list[Job], folder: Path):
+    def __init__(self, facts: dict[str, str], groups: list[list[Job]], folder: Path):
         self.facts, self.folder = facts, folder
-        self.rows = {job.key: Row(*job.key) for job in jobs}
+        self.rows = {job.key: Row(*job.key) for jobs in groups for job in jobs}
         self.kept = [row for row in earlier(folder) if row.milliseconds]
 
     def take(self, row: Row) -> bool:
@@ -151,18 +151,18 @@ class Run:
         return list(paths)
 
 
-def planned(device: torch.device, precisions, batch, compiled: bool, quick: bool, folder: Path) -> list[Job]:
-    """In the order in which they begin: what an interrupted run is to have comes first."""
+def planned(device: torch.device, precisions, batch, compiled: bool, quick: bool, folder: Path) -> list[list[Job]]:
+    """Those of each process, in the order in which they begin: what an interrupted run is to have comes first."""
     models = MODELS[:1] if quick else MODELS
     common = {"batch": batch, "compiled": compiled, "quick": quick, "parent": os.getpid()}
-    jobs = []
+    groups = []
     for precision in precisions:
-        for mode in MODES:
-            for model in models:
-                row = str(folder / f"{model.replace('/', '_')}-{precision}-{mode}.json")
-                first = len(jobs) // 2 % 2 == 1  # by pairs: with two GPUs on both of them
-                jobs.append(Job(model, precision, mode, device="", lock="", row=row, compiles_first=first, **common))
-    return jobs
+        for model in models:
+            first = len(groups) // 2 % 2 == 1  # by pairs: with two GPUs on both of them
+            rows = {mode: str(folder / f"{model.replace('/', '_')}-{precision}-{mode}.json") for mode in MODES}
+            common |= {"device": "", "lock": "", "compiles_first": first}
+            groups.append([Job(model, precision, mode, row=row, **common) for mode, row in rows.items()])
+    return groups
 
 
 def announce(row: Row):
@@ -172,31 +172,32 @@ def announce(row: Row):
     print(f"{' '.join(row.key)}: {times} ms; {ratios}{problems}", flush=True)
 
 
-def measure_all(run: Run, jobs: list[Job], device: torch.device, until: float, processes: int, folder: Path):
-    """Starts a process for each job, as many at a time, and takes up what they write."""
+def measure_all(run: Run, groups: list[list[Job]], device: torch.device, until: float, processes: int, folder: Path):
+    """Starts a process for each group, as many at a time, and takes up what they write."""
     places = devices_of(device)
-    for i in range(len(places)):
-        (folder / f"device{i}.lock").touch()
-    waiting, running, place_of = list(jobs), [], {}
+    locks = [folder / f"device{i}.lock" for i in range(len(places))]
+    for lock in locks:
+        lock.touch()
+    waiting, running, load = list(groups), [], [0] * len(places)
     try:
         while waiting or running:
             while waiting and len(running) < processes:
-                load = [sum(place_of[one.job.key] == i for one in running) for i in range(len(places))]
                 place = load.index(min(load))
+                load[place] += 1
                 name, environment = places[place]
-                job = replace(waiting.pop(0), device=name, lock=str(folder / f"device{place}.lock"))
-                place_of[job.key] = place
-                running.append(start(job, environment, folder))
+                jobs = [replace(job, device=name, lock=str(locks[place])) for job in waiting.pop(0)]
+                running.append(start(jobs, environment, folder))
             ended = [one for one in running if one.process.poll() is not None]
             new = collect(run, running)
             stop(ended)  # compilers that it has left
             for one in ended:
                 running.remove(one)
-                row = run.rows[one.job.key]
-                if not row.settled:
-                    row.problems["row"] = how_it_ended(one)
-                    row.settled = new = True
-                announce(row)
+                load[[str(lock) for lock in locks].index(one.jobs[0].lock)] -= 1
+                for row in (run.rows[job.key] for job in one.jobs):
+                    if not row.settled:
+                        row.problems["row"] = how_it_ended(one)
+                        row.settled = new = True
+                        announce(row)
             if new:
                 run.write()
             if time.monotonic() > until:
@@ -212,8 +213,14 @@ def measure_all(run: Run, jobs: list[Job], device: torch.device, until: float, p
 
 def collect(run: Run, running: list[Running]) -> bool:
     """Whether any of their rows is new."""
-    found = [run.take(row) for one in running if (row := row_of(one.job)) is not None]
-    return any(found)
+    new = False
+    for job in (job for one in running for job in one.jobs):
+        row = row_of(job)
+        if row is not None and run.take(row):
+            new = True
+            if row.settled:
+                announce(row)
+    return new
 
 
 def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batches=None, precisions=None) -> Run:
@@ -236,13 +243,13 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
     # A compiler that is being ended may still write into it.
     with interrupted_once(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        jobs = planned(device, chosen, batches[0] if batches else None, with_compile, quick, folder)
+        groups = planned(device, chosen, batches[0] if batches else None, with_compile, quick, folder)
         processes = process_count(device)
         facts |= {"processes": str(processes), "compiler's cache": "empty at the beginning, shared by the rows"}
         facts |= {"GPUs": str(len(devices_of(device)))} if device.type == "cuda" else {}
-        found = Run(facts, jobs, out / harness.slug(facts["device"]))
+        found = Run(facts, groups, out / harness.slug(facts["device"]))
         try:
-            measure_all(found, jobs, device, begin + seconds, processes, folder)
+            measure_all(found, groups, device, begin + seconds, processes, folder)
         finally:
             facts["seconds"] = f"{time.monotonic() - begin:.0f} of at most {seconds:g}"
             paths = found.write()

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import statistics
+from collections import defaultdict
 from pathlib import Path
 
 from mnist_report import table
@@ -53,7 +54,7 @@ def markdown(rows: list[Row], facts: dict[str, str], about: str) -> str:
         "Medians, in milliseconds. Ratios are PyTorch's time over ours. Cold start, in seconds: *compile*, what "
         "torch.compile took beside the other processes on the machine's cores, of the time *until the first step*, in "
         "which libraries and kernels are loaded and algorithms chosen, too. Eager steps, which the host's speed may "
-        "decide, ran beside the other rows' compilation as well."
+        "decide, ran beside the other rows' compilation as well, and inference after training, in the same process."
     )
     for name, aim in AIMS.items():
         found = [row.ratio(name) for row in rows if row.ratio(name)]
@@ -65,18 +66,21 @@ def markdown(rows: list[Row], facts: dict[str, str], about: str) -> str:
             )
     for mode in MODES:
         for precision in PRECISIONS:
-            chosen = [row for row in rows if (row.mode, row.precision) == (mode, precision)]
+            chosen = [row for row in rows if (row.mode, row.precision) == (mode, precision) and row.milliseconds]
             if chosen:
-                parts += [f"## {mode}, {precision}, {chosen[0].sizes or 'not measured'}", table(*as_table(chosen))]
+                parts += [f"## {mode}, {precision}, {chosen[0].sizes}", table(*as_table(chosen))]
     for row in rows:
         for name, kernels in row.kernels.items():
             if kernels:
                 header = ["kernel", "grid", "times", "µs a step", "µs each", "%"]
                 parts += [f"## Kernels of {', '.join(row.key)}: {name}", table(header, kernels)]
-    problems = [(row, name, why) for row in rows for name, why in row.problems.items()]
+    problems = defaultdict(list)
+    for row in rows:
+        for name, why in row.problems.items():
+            problems[why].append(" ".join(row.key) + f" ({name})" * (name != "row"))
     if problems:
         parts += ["## What has no times, and why"]
-        parts.append("\n".join(f"- {', '.join(row.key)}, {name}: {why}" for row, name, why in problems))
+        parts.append("\n".join(f"- {why}: {', '.join(where)}" for why, where in problems.items()))
     old = sorted({(row.commit, row.date) for row in rows if row.commit and row.commit != facts["commit"]})
     parts += [f"- some rows are of another run: commit {commit}, {date}" for commit, date in old]
     parts.append("\n".join(f"- {name}: {value}" for name, value in facts.items()))

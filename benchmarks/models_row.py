@@ -1,5 +1,6 @@
-"""A row of `bench models`, in a process of its own: python benchmarks/models_row.py JOB, which is Job as JSON."""
+"""The rows of `bench models` that one process measures: python benchmarks/models_row.py JOBS, a list of Job as JSON."""
 
+import contextlib
 import fcntl
 import gc
 import json
@@ -35,6 +36,7 @@ ROUNDS, LEAST_ROUNDS = 9, 3
 BLOCK_SECONDS = 0.04  # of steps that are timed together, at least
 TIMED_SECONDS = {"eager": 0.6, "graphs": 1.5}  # all contestants together, once they have LEAST_ROUNDS
 TRACED_BELOW, TRACED_KERNELS = 1.05, 12  # of compiled graph / ours, and how many kernels a row keeps
+COMPILING_PRIORITY = 10
 HOLD_SECONDS = 90  # that a process may have a GPU for; a step that stands still would stop all others
 
 
@@ -120,6 +122,7 @@ class Turn:
         fcntl.flock(self.file, fcntl.LOCK_EX)
         self.waited += time.perf_counter() - begin
         self.held, self.since = True, time.perf_counter()
+        prefer(self.cuda)
         if os.getppid() != self.parent:  # nobody is left who would read the row
             sys.exit(1)
         if self.cuda:
@@ -131,7 +134,15 @@ class Turn:
                 signal.alarm(0)
             fcntl.flock(self.file, fcntl.LOCK_UN)
             self.held = False
+            prefer(False)
             self.used += time.perf_counter() - self.since
+
+
+def prefer(first: bool):
+    """Whether this thread comes before those that compile: others wait for who has the GPU, and cuDNN builds plans on
+    the host. For it to come first again a process needs the right to, as root has it."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0 if first else COMPILING_PRIORITY)
 
 
 def work(job: Job):
@@ -271,7 +282,7 @@ def measure(job, row, subject, conditions, contestants, options, steps, part, ta
     for name, found in times.items():
         row.milliseconds[name] = summarize_blocks(found) | {"blocks": len(found), "steps": blocks[name]}
     save(job, row)
-    ratio = row.ratio("compiled graph / ours")
+    ratio = row.ratio("compiled graph / ours") if part == "graphs" else None
     if ratio is not None and ratio < TRACED_BELOW and not job.quick:
         for name in (COMPILED, OURS):
             row.kernels[name] = traced(ready[name], batch, device)
@@ -296,5 +307,14 @@ def row_of(job: Job) -> Row | None:
         return None
 
 
+def main(jobs: list[Job]):
+    """One after the other: what cuDNN has chosen for one it need not choose again for the next."""
+    prefer(False)
+    for job in jobs:
+        work(job)
+        torch._dynamo.reset()
+        gc.collect()
+
+
 if __name__ == "__main__":
-    work(Job(**json.loads(sys.argv[1])))
+    main([Job(**job) for job in json.loads(sys.argv[1])])

@@ -90,7 +90,10 @@ def test_rows_of_both_modes_and_what_failed(of, tmp_path, capsys):
     lines = list(csv.DictReader(line for line in path.read_text().splitlines() if not line.startswith("#")))
     assert len(lines) == 8 and float(lines[0]["ours, ms"]) > 0 and "no such model" in lines[2]["problems"]
     text = path.with_suffix(".md").read_text()
-    assert "## training, fp32" in text and "- bench_models:dying, fp32, training, row: ended with status 7" in text
+    assert (
+        "## training, fp32" in text
+        and "- ended with status 7: bench_models:dying fp32 training, bench_models:dying fp32 inference" in text
+    )
     assert "bench_models:small fp32 training: PyTorch " in capsys.readouterr().out
 
 
@@ -150,7 +153,7 @@ def test_a_run_out_of_time_keeps_rows_of_an_earlier_one(of, tmp_path):
 def test_the_device_is_for_one_process_at_a_time(tmp_path):
     lock = tmp_path / "lock"
     lock.touch()
-    (job,) = models.planned(CPU, ["fp32"], None, False, True, tmp_path)[:1]
+    ((job, _),) = models.planned(CPU, ["fp32"], None, False, True, tmp_path)
     job = dataclasses.replace(job, lock=str(lock), device="cpu", parent=os.getppid())
     mine = models_row.Turn(job)
     mine.take()
@@ -178,7 +181,7 @@ def test_the_device_is_taken_when_the_model_is_compiled(of, tmp_path, monkeypatc
 
     of("small")
     torch._dynamo.reset()
-    (job,) = models.planned(CPU, ["fp32"], None, True, True, tmp_path)[:1]
+    ((job, _),) = models.planned(CPU, ["fp32"], None, True, True, tmp_path)
     job = dataclasses.replace(job, row=str(tmp_path / "row.json"))
     events = []
 
@@ -202,6 +205,26 @@ def test_the_device_is_taken_when_the_model_is_compiled(of, tmp_path, monkeypatc
     assert torch._functorch.config.force_non_lazy_backward_lowering
     assert row.problems == {} and row.median(models_row.COMPILED) > 0 and row.compile_seconds > 0
     assert models_row.row_of(job) == row
+
+
+def test_eager_steps_after_the_graphs_trace_no_graph(of, tmp_path):
+    """A row of which ours loses, in a process that compiled first."""
+    from cuda_ops.training.race.measure import Conditions
+    from cuda_ops.training.race.subject import find
+
+    of("small")
+    ((job, _),) = models.planned(CPU, ["fp32"], None, True, False, tmp_path)
+    row = models_row.Row(
+        *job.key, milliseconds={models_row.COMPILED: {"median": 1.0}, models_row.OURS: {"median": 2.0}}
+    )
+
+    class Turn:
+        def take(self):
+            pass
+
+    conditions = Conditions(CPU, None, 1, 1)
+    models_row.measure_eager(job, row, find("bench_models:small", "cpu", None, None), conditions, Turn())
+    assert row.kernels == {} and row.median(models_row.EAGER) > 0 and row.median(models_row.OURS) == 2.0
 
 
 def test_gpus_are_seen_one_by_one(monkeypatch):
