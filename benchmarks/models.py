@@ -7,8 +7,8 @@ cuda_ops.convert, eager and in a CUDA graph; on the CPU, which has no graphs, th
 are `race`'s to tell.
 
 A model in a precision is a process of its own, training before inference. Many are alive at a time, one a core, and
-share the compiler's cache: what needs no GPU (imports, weights, compilation) they do side by side. A GPU is taken by one
-process at a time, with a lock on a file, also for what looks like preparation, since cuDNN and Triton choose by timing.
+share the compiler's cache: what needs no GPU (imports, weights, compilation) they do side by side. A GPU is taken by
+one process at a time, with a lock on a file, also for what looks like preparation: cuDNN and Triton choose by timing.
 For each row it is taken once for eager steps and once, when the model is compiled, for the graphs, all three in turns,
 block by block; half of the processes compile first, so that neither the GPU nor the cores wait for the other.
 
@@ -246,6 +246,8 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
         groups = planned(device, chosen, batches[0] if batches else None, with_compile, quick, folder)
         processes = process_count(device)
         facts |= {"processes": str(processes), "compiler's cache": "empty at the beginning, shared by the rows"}
+        facts |= {"a process": "a model in a precision, training before inference"}
+        facts |= {"kernels": "from the end of those before to their own"} if device.type == "cuda" else {}
         facts |= {"GPUs": str(len(devices_of(device)))} if device.type == "cuda" else {}
         found = Run(facts, groups, out / harness.slug(facts["device"]))
         try:

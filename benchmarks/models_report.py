@@ -54,7 +54,7 @@ def markdown(rows: list[Row], facts: dict[str, str], about: str) -> str:
         "Medians, in milliseconds. Ratios are PyTorch's time over ours. Cold start, in seconds: *compile*, what "
         "torch.compile took beside the other processes on the machine's cores, of the time *until the first step*, in "
         "which libraries and kernels are loaded and algorithms chosen, too. Eager steps, which the host's speed may "
-        "decide, ran beside the other rows' compilation as well, and inference after training, in the same process."
+        "decide, ran beside the other rows' compilation as well."
     )
     for name, aim in AIMS.items():
         found = [row.ratio(name) for row in rows if row.ratio(name)]

@@ -289,15 +289,22 @@ def measure(job, row, subject, conditions, contestants, options, steps, part, ta
 
 
 def traced(step, batch, device) -> list[list[str]]:
-    """The kernels that take most of a step."""
+    """The kernels that take most of a step, by the time from the end of those before them to their own: what was
+    launched ahead waits for these, which is none of its own time."""
     from types import SimpleNamespace
 
     from gpt2_step import by_kernel, timeline
 
     try:
-        return by_kernel(timeline(SimpleNamespace(step=step, batch=batch, device=device)))[:TRACED_KERNELS]
+        found = timeline(SimpleNamespace(step=step, batch=batch, device=device))
     except RuntimeError:  # a tracer that cannot start is no reason to lose the row
         return []
+    lines, before = [], 0.0
+    for line in found:
+        end = line["start_us"] + line["us"]
+        lines.append({**line, "us": max(0.0, end - max(before, line["start_us"]))})
+        before = max(before, end)
+    return by_kernel(lines)[:TRACED_KERNELS]
 
 
 def row_of(job: Job) -> Row | None:

@@ -227,6 +227,20 @@ def test_eager_steps_after_the_graphs_trace_no_graph(of, tmp_path):
     assert row.kernels == {} and row.median(models_row.EAGER) > 0 and row.median(models_row.OURS) == 2.0
 
 
+def test_kernels_that_were_launched_ahead_do_not_count_while_they_wait(monkeypatch):
+    import gpt2_step
+
+    lines = [
+        {"kernel": "first", "grid": [1], "start_us": 0.0, "us": 10.0},
+        {"kernel": "ahead", "grid": [1], "start_us": 2.0, "us": 11.0},  # waits for 8
+        {"kernel": "inside", "grid": [1], "start_us": 3.0, "us": 4.0},
+        {"kernel": "after", "grid": [1], "start_us": 20.0, "us": 5.0},
+    ]
+    monkeypatch.setattr(gpt2_step, "timeline", lambda contender: lines)
+    found = {row[0]: row[3] for row in models_row.traced(None, [], CPU)}
+    assert found == {"first": "10", "after": "5", "ahead": "3", "inside": "0"}
+
+
 def test_gpus_are_seen_one_by_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
