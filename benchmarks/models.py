@@ -122,10 +122,11 @@ class Run:
         return new
 
     def merged(self) -> list[Row]:
-        """This run's, and an earlier one's where this has none."""
-        found = {row.key: row for row in self.kept} | {k: r for k, r in self.rows.items() if r.milliseconds}
-        for key, row in self.rows.items():
-            found.setdefault(key, row)
+        """This run's, and an earlier one's where this has none, or none of that size."""
+        found = {(row.key, row.sizes): row for row in self.kept}
+        found |= {(key, row.sizes): row for key, row in self.rows.items() if row.milliseconds}
+        measured = {key for key, _ in found}
+        found |= {(key, row.sizes): row for key, row in self.rows.items() if key not in measured}
         order = {model: i for i, model in enumerate(MODELS)}
         return sorted(
             found.values(),

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from mnist_report import table
-from models_row import COMPILED, EAGER, GRAPH, MODES, NAMES, OURS, OURS_EAGER, PRECISIONS, RATIOS, Row
+from models_row import COMPILED, EAGER, GRAPH, NAMES, OURS, OURS_EAGER, RATIOS, Row
 
 COLD = {"PyTorch": (EAGER, GRAPH), "compiled": (COMPILED,), "ours": (OURS_EAGER, OURS)}
 AIMS = {"compiled graph / ours": 1.0, "graph / ours": 1.3, "eager / ours eager": 1.0}
@@ -64,11 +64,12 @@ def markdown(rows: list[Row], facts: dict[str, str], about: str) -> str:
                 f"- {name}: geometric mean {statistics.geometric_mean(found):.3f}, worst {min(found):.3f}, "
                 f"{reached} of {len(found)} rows at {aim} or more"
             )
-    for mode in MODES:
-        for precision in PRECISIONS:
-            chosen = [row for row in rows if (row.mode, row.precision) == (mode, precision) and row.milliseconds]
-            if chosen:
-                parts += [f"## {mode}, {precision}, {chosen[0].sizes}", table(*as_table(chosen))]
+    titled = defaultdict(list)
+    for row in rows:
+        if row.milliseconds:
+            titled[row.mode, row.precision, row.sizes].append(row)
+    for title, chosen in titled.items():
+        parts += [f"## {', '.join(filter(None, title))}", table(*as_table(chosen))]
     for row in rows:
         for name, kernels in row.kernels.items():
             if kernels:

@@ -145,6 +145,11 @@ def test_a_run_out_of_time_keeps_rows_of_an_earlier_one(of, tmp_path):
     rows = {row.key: row for row in models_report.earlier(folder)}
     assert rows[old.key].median("ours") == 2.0 and rows[old.key].commit == "def"
     assert len(rows) == 4
+    other = models.Run({"commit": "ghi", "date": "later"}, [], folder)  # of another batch size, which is no replacement
+    other.rows = {old.key: models_row.Row(*old.key, "batch 2", milliseconds={"ours": {"median": 1.0}})}
+    other.write()
+    assert sorted(row.median("ours") for row in models_report.earlier(folder) if row.milliseconds) == [1.0, 2.0]
+    assert "## training, bf16, batch 2\n" in (folder / "models.md").read_text()
     (folder / "models.json").write_text("{}")
     with pytest.raises(ValueError, match=r"models\.json is not what this bench writes"):
         models_report.earlier(folder)
