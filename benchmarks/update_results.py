@@ -391,6 +391,42 @@ def regret():
     ]
 
 
+def models():
+    """Whole models: a line for each that has times of both sides."""
+    report = load("models.json")
+    if report is None:
+        return nothing_yet("python -m cuda_ops bench models")
+    facts, lines, commits = report["facts"], [], {}
+    names = ("PyTorch", "PyTorch, graph", "PyTorch, compiled, graph", "ours", "ours, graph")
+    for row in report["rows"]:
+        eager, graph, compiled, ours_eager, ours = (row["milliseconds"].get(name, {}).get("median") for name in names)
+        if ours is None:
+            continue
+        commits[row["commit"]] = row["date"]
+        ratios = [(compiled, ours), (graph, ours), (eager, ours_eager)]
+        lines.append(
+            [
+                f"{row['mode']}, {row['precision']}",
+                row["model"],
+                *("–" if ms is None else f"{ms:.2f}" for ms in (eager, graph, compiled, ours_eager, ours)),
+                *("–" if theirs is None or mine is None else f"**{theirs / mine:.2f}**" for theirs, mine in ratios),
+                "–" if row["compile_seconds"] is None else f"{row['compile_seconds']:.0f}",
+            ]
+        )
+    runs = ", ".join(f"commit `{commit}`, {date}" for commit, date in commits.items())
+    header = ["", "model, ms", "PyTorch", "graph", "compiled, graph", "ours", "graph"]
+    header += ["compiled / ours", "graphs", "eager", "compiling, s"]
+    sizes = report["rows"][0]["sizes"]
+    return [
+        f"torchvision's classification models on one {facts['device']} a row, {sizes}, training by SGD with momentum, "
+        f"or inference, medians (`python -m cuda_ops bench models`, {runs}). Ratios are PyTorch's time over ours, of "
+        "graphs and of eager steps. Cold starts, and kernels where ours loses: "
+        f"[models.md](results/{GPU}/models.md).",
+        "",
+        *table(header, lines),
+    ]
+
+
 def ops():
     lines, measured = [], []
     for path in sorted((RESULTS / GPU).glob("*.csv")):
@@ -640,6 +676,7 @@ PARTS = {
     "Several GPUs": several_gpus,
     "Matrix products and convolutions": products,
     "conv2d by memory format": formats,
+    "Whole models": models,
     "What the choice of a path costs": regret,
     "The other ops": ops,
     "Teaching ladders": ladders,
@@ -660,7 +697,8 @@ replayed CUDA graphs, wall time that of eager calls with the host's part ([harne
 
 
 def results_page(gpu):
-    """All parts of the first GPU's page, regret once it was measured; of another's those that were measured on it."""
+    """All parts of the first GPU's page, regret and models once they were measured; of another's those that were
+    measured on it."""
     global GPU
     first, before = next(iter(PAGES)), GPU
     others = [other for other in PAGES if other != gpu and (RESULTS / other).is_dir()]
@@ -671,7 +709,7 @@ def results_page(gpu):
         for title, part in PARTS.items():
             lines = part()
             missing = lines[0].startswith(NOT_YET)
-            if (gpu == first and not (missing and part is regret)) or not (missing or part is fuzzers):
+            if (gpu == first and not (missing and part in (regret, models))) or not (missing or part is fuzzers):
                 parts.append("\n".join([f"## {title}", "", *lines]))
     finally:
         GPU = before

@@ -4,11 +4,12 @@
 times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to 99 % accuracy
 on the test set (benchmarks/mnist_99.py). `bench gpt` times whole training steps of GPT-2 and of a small model of
 characters (benchmarks/gpt2_step.py), and `bench gpt-char` that model's training until it has learnt tiny Shakespeare
-(benchmarks/gpt_char.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
-cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py), and `bench
-ladder [name ...]` the other ladders, of ops that memory bounds and of attention (benchmarks/ladders.py). `bench sweep`
-draws calls of real models that nobody tuned for (benchmarks/sweep.py), and `bench regret` times, at such shapes, what
-the library chooses against all that it could choose (benchmarks/regret.py).
+(benchmarks/gpt_char.py). `bench models` times whole classification models of torchvision's, in training and in
+inference, eager, in a CUDA graph and compiled (benchmarks/models.py). `bench gemm` times the ladder of matrix
+multiplication: every rung beside cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot
+(benchmarks/bench_gemm.py), and `bench ladder [name ...]` the other ladders, of ops that memory bounds and of attention
+(benchmarks/ladders.py). `bench sweep` draws calls of real models that nobody tuned for (benchmarks/sweep.py), and
+`bench regret` times, at such shapes, what the library chooses against all that it could choose (benchmarks/regret.py).
 """
 
 import argparse
@@ -21,7 +22,7 @@ import torch
 
 from . import _library
 
-RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99", "gpt": "gpt2_step", "gpt-char": "gpt_char"}
+RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99", "gpt": "gpt2_step", "gpt-char": "gpt_char", "models": "models"}
 SECONDS = {"gpt": 150, "gpt-char": 240}
 OF_SEEDS = ("mnist-99", "gpt-char")
 """The races that train again and again, from a seed each."""
@@ -41,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         "ops",
         nargs="*",
         metavar="op",
-        help="ops to time, or all (default), or host, mnist, mnist-99, gpt, gpt-char, sweep or regret; or ladder, "
-        "for the teaching ladders but gemm's: those named after it, or all",
+        help="ops to time, or all (default), or host, mnist, mnist-99, gpt, gpt-char, models, sweep or regret; or "
+        "ladder, for the teaching ladders but gemm's: those named after it, or all",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
@@ -61,23 +62,28 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--seconds",
         type=float,
         help="time limit for each op, or for a race, met by fewer samples, at least 3 (default: 31 samples in at most "
-        "30 seconds for each case; mnist: 600; gpt: 150; gpt-char: 240)",
+        "30 seconds for each case; mnist, models: 600; gpt: 150; gpt-char: 240); models: what is done by then is kept",
     )
     parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist, gpt: time torch.compile too"
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="mnist, gpt, models: time torch.compile too",
     )
     parser.add_argument(
         "--batch",
         type=int,
         action="append",
         metavar="N",
-        help="races: a batch size; for mnist may be repeated, for gpt that of GPT-2; default: all",
+        help="races: a batch size; for mnist may be repeated, for gpt that of GPT-2; default: all; models: 64, on the "
+        "CPU 4",
     )
     parser.add_argument(
         "--precision",
         action="append",
         choices=["fp32", "tf32", "bf16"],
-        help="mnist: may be repeated; results of an earlier run in other precisions are kept; default: all; gpt: one",
+        help="mnist, models: may be repeated; results of an earlier run in other precisions are kept; default: all; "
+        "gpt: one",
     )
     parser.add_argument(
         "--seeds", type=int, metavar="N", help="mnist-99, gpt-char: from how many seeds (default: 30 and 10)"
@@ -226,7 +232,7 @@ def main(args) -> int:
             raise ValueError(f"--seeds is for {' and '.join(OF_SEEDS)} alone")
         for name in ("batch", "precision"):
             if getattr(args, name):
-                raise ValueError(f"--{name} is for the races, mnist, mnist-99, gpt and gpt-char, alone")
+                raise ValueError(f"--{name} is for the races, {', '.join(RACES)}, alone")
         if device.type == "cpu" and "tf32" in (args.dtype or ()):
             raise ValueError("--dtype tf32: the CPU has float32 alone")
         quick = harness.QUICK if args.quick else {}

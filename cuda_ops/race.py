@@ -1,8 +1,9 @@
 """Trains any model with PyTorch's layers and with ours (`cuda_ops.convert`), side by side: the time of a training step,
-eager, compiled and as a CUDA graph, the time by class of layers, and how far outputs, gradients and running statistics
-are apart.
+eager, compiled and as a CUDA graph, and until the first one was done, the time by class of layers, and how far outputs,
+gradients and running statistics are apart. With --mode inference the same of the forward pass alone.
 
     python -m cuda_ops race resnet50 --precision bf16
+    python -m cuda_ops race resnet50 --precision bf16 --mode inference
     python -m cuda_ops race BertModel --batch 8 --size 128
     python -m cuda_ops race my_project.models:make_model
 
@@ -38,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser):
     add = parser.add_argument
     add("model", help="a classification model of torchvision's, a class of transformers', or module:function")
     add(
+        "--mode",
+        choices=["training", "inference"],
+        default="training",
+        help="inference: the forward pass alone, in eval() under torch.inference_mode() (default: training)",
+    )
+    add(
         "--precision",
         choices=list(PRECISIONS),
         default="fp32",
@@ -69,10 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit status. Raises UserError where it cannot be done as asked."""
+    device = _device(args)  # first: it says what is wrong with an installation whose parts cannot be imported
     from .training.race import measure, parity, report
     from .training.race.subject import find
 
-    device = _device(args)
     for name in ("batch", "size", "blocks"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -84,17 +91,17 @@ def main(args: argparse.Namespace) -> int:
         subject = subject.in_channels_last()
     blocks, block = BLOCKS[device.type]
     autocast = torch.bfloat16 if args.precision == "bf16" else None
-    conditions = measure.Conditions(device, autocast, args.blocks or blocks, block)
+    conditions = measure.Conditions(device, autocast, args.blocks or blocks, block, args.mode == "training")
     _set_precision(args.precision)
-    print(f"{subject.name} on {_name(device)}, {args.precision}, {subject.note}", flush=True)
+    print(f"{subject.name} on {_name(device)}, {args.mode}, {args.precision}, {subject.note}", flush=True)
     try:
         outcome = _run(args, subject, conditions, measure, parity, report)
     except torch.OutOfMemoryError as error:
         raise UserError(f"{device} has too little memory: take a smaller --batch or --size") from error
     for title, table in (
-        ("training step", report.step_table(outcome)),
+        (report.step_name(outcome), report.step_table(outcome)),
         ("layers, one by one", report.layer_table(outcome)),
-        ("one step of both, relative distances", report.parity_table(outcome)),
+        (f"one {report.step_name(outcome)} of both, relative distances", report.parity_table(outcome)),
     ):
         print_table(title, *table)
     print(outcome["conversion_text"])
@@ -115,15 +122,16 @@ def _run(args, subject, conditions, measure, parity, report):
     from .conversion import convert
 
     device = conditions.device
+    compiled = device.type == "cuda" if args.compile is None else args.compile
+    found = measure.contestants(device.type == "cuda", compiled)
     try:
+        measure.race(subject, found, conditions, _progress)  # first, while nothing has been loaded for it yet
+        _progress("parity")
         rows = parity.compare(subject, conditions, JUDGED_AS[args.precision])
     except (RuntimeError, ValueError, TypeError) as error:
         if isinstance(error, (torch.OutOfMemoryError, UserError)):
             raise
         raise UserError(f"{subject.name} does not run, {subject.note or 'with these inputs'}: {error}") from error
-    compiled = device.type == "cuda" if args.compile is None else args.compile
-    found = measure.contestants(device.type == "cuda", compiled)
-    measure.race(subject, found, conditions, _progress)
     layers = {name: measure.layer_times(subject, name == "ours", conditions) for name in ("native", "ours")}
     _progress("")
     settings = {
@@ -131,12 +139,14 @@ def _run(args, subject, conditions, measure, parity, report):
         "device": str(device),
         "device_name": _name(device),
         "precision": args.precision,
+        "mode": args.mode,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "blocks": conditions.blocks,
         "block": conditions.block,
     }
-    return report.results(subject, settings, found, rows, layers, convert(copy.deepcopy(subject.model)))
+    model = copy.deepcopy(subject.model).train(conditions.training)
+    return report.results(subject, settings, found, rows, layers, convert(model))
 
 
 def _progress(text):
@@ -145,11 +155,11 @@ def _progress(text):
 
 
 def _device(args) -> torch.device:
-    from .training.distributed import World
-    from .training.mnist.settings import choose_device
-
     if _library.problem:
         raise UserError(_library.problem)
+    from .training.distributed import World
+    from .training.options import choose_device
+
     device = choose_device(args.device, ("custom",), World.from_environment())
     if device.type == "cpu" and args.precision == "tf32":
         raise UserError("--precision tf32 needs a GPU: on the CPU take fp32 or bf16")

@@ -197,3 +197,6 @@ def test_a_library_that_lacks_an_op_is_told(line, package):
     assert status == 1
     assert text.count("extension is older than its Python files") == 4
     assert "brand_new" in text
+    status, text = run(package, "-m", "cuda_ops", "race", "resnet18", "--device", "cpu")
+    assert status == 2
+    assert "extension is older than its Python files" in text and text.count("\n") == 1

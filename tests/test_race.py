@@ -1,8 +1,10 @@
 """python -m cuda_ops race: reports, parity that fails where it must, models by each kind of name, bad arguments."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import torch
 import cuda_ops
 from cuda_ops.__main__ import main
 from cuda_ops._errors import UserError
-from cuda_ops.training.race import measure, report
+from cuda_ops.training.race import measure, parity, report
+from cuda_ops.training.race.forward import GraphedForward
 from cuda_ops.training.race.measure import Conditions
 from cuda_ops.training.race.subject import find
 
@@ -78,6 +81,74 @@ def test_a_race_writes_its_report(folder, capsys):
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_race_of_inference(folder, capsys):
+    arguments = ["race", "race_models:make", "--device", "cpu", "--blocks", "2", "--mode", "inference", "--out", "out"]
+    assert main(arguments) == 0
+    outcome = json.loads((folder / "out/report.json").read_text())
+    assert outcome["settings"]["mode"] == "inference"
+    assert [step["name"] for step in outcome["steps"]] == ["PyTorch", "cuda_ops"]
+    assert [row["name"] for row in outcome["parity"]] == ["output"]
+    assert outcome["ok"] and outcome["parity"][0]["distance"] < 1e-5
+    for side in ("native", "ours"):
+        times = outcome["layers"][side]
+        assert times["Linear"]["forward"] > 0 and all(of["backward"] == 0 for of in times.values())
+    text = (folder / "out/report.md").read_text()
+    assert "forward pass, ms" in text and "inference: eval(), torch.inference_mode()" in text
+    assert "backward" not in text and "SGD" not in text
+    assert "forward pass" in capsys.readouterr().out
+
+
+def test_inference_is_in_evaluation_and_without_gradients(folder):
+    subject = find("race_models:make", "cpu", None, None)
+    seen = []
+
+    def call(model, *batch):
+        seen.append((model.training, torch.is_inference_mode_enabled()))
+        return model(*batch)
+
+    subject = dataclasses.replace(subject, call=call)
+    conditions = Conditions(torch.device("cpu"), None, 2, 1, training=False)
+    found = measure.contestants(False, False)
+    measure.race(subject, found, conditions, lambda text: None)
+    parity.compare(subject, conditions, torch.float32)
+    measure.layer_times(subject, True, conditions)
+    assert seen and set(seen) == {(False, True)}
+    assert all(len(one.milliseconds) == 2 and one.first_seconds > 0 for one in found)
+
+
+def test_wrong_outputs_of_inference_end_with_status_1(folder, capsys, monkeypatch):
+    right = cuda_ops.functional.linear_relu
+    monkeypatch.setattr(cuda_ops.functional, "linear_relu", lambda *args: 1.01 * right(*args))
+    assert main(["race", "race_models:make", "--device", "cpu", "--blocks", "1", "--mode", "inference"]) == 1
+    assert "differ by more than rounding" in capsys.readouterr().err
+
+
+def test_a_report_tells_the_cold_start_of_each(folder, monkeypatch):
+    subject = find("race_models:make", "cpu", None, None)
+    conditions = Conditions(torch.device("cpu"), None, 1, 1)
+    hits = iter([0, 0, 0, 2])
+    monkeypatch.setattr(measure, "_cache_hits", lambda: next(hits))
+    told = []
+    for _ in range(2):
+        one = measure.Contestant("PyTorch, compiled", False, compiled=True, milliseconds=[1.0])
+        batch = measure.batch_on(subject, conditions.device)
+        slow = lambda model: time.sleep(0.2) or model  # noqa: E731
+        measure.prepared(subject, one, conditions, batch, compiler=slow)
+        told.append((one.first_seconds > 0.2, one.cached))
+    assert told == [(True, False), (True, True)]
+    step = {**vars(one), "milliseconds": one.summary}
+    outcome = {"settings": {"mode": "training"}, "steps": [step]}
+    (row,) = report.step_table(outcome)[1]
+    assert row[-1] == f"{one.first_seconds:.2f} (compiler's cache)"
+
+
+def test_a_forward_pass_that_is_no_graph_is_called_as_it_is():
+    forward = GraphedForward(lambda x: (x.is_inference(), torch.is_autocast_enabled("cpu")), torch.device("cpu"))
+    assert forward(torch.ones(1)) == (False, False) and forward(torch.ones(1)) == (False, False)
+    forward = GraphedForward(lambda x: (x + 1).is_inference(), torch.device("cpu"), torch.bfloat16)
+    assert forward(torch.ones(1))
+
+
 def test_the_memory_format_is_that_of_both_sides(folder, capsys):
     arguments = ["race", "race_models:make", "--device", "cpu", "--blocks", "1", "--memory-format", "channels_last"]
     assert main(arguments) == 0
@@ -139,6 +210,8 @@ def test_a_model_of_transformers(folder):
         (["race_models:no_model"], "has to return a model and its inputs"),
         (["race_models:broken"], "race_models:broken does not run"),
         (["race_models:make", "--precision", "tf32"], "--precision tf32 needs a GPU"),
+        (["race_models:broken", "--mode", "inference"], "race_models:broken does not run"),
+        (["race_models:make", "--precision", "tf32", "--mode", "inference"], "--precision tf32 needs a GPU"),
         (["race_models:make", "--batch", "0"], "--batch 0: expected a whole number of at least 1"),
         (["race_models:make", "--device", "tpu"], "--device tpu is unknown"),
         (["race_models:make", "--out", "race_models.py"], "--out race_models.py cannot be written to"),
@@ -159,14 +232,25 @@ def test_help_names_what_there_is():
 
 
 def test_a_contestant_that_cannot_run_says_why():
-    table = report.step_table({"steps": [{"name": "a", "milliseconds": {}, "problem": "no memory"}]})
-    assert table[1] == [["a", "n/a", "", "", "no memory"]]
+    steps = [{"name": "a", "milliseconds": {}, "problem": "no memory"}]
+    table = report.step_table({"settings": {"mode": "training"}, "steps": steps})
+    assert table[1] == [["a", "n/a", "", "", "no memory", ""]]
+
+
+def test_an_unknown_mode_is_said_in_one_line(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["race", "resnet18", "--mode", "eval"])
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert "argument --mode: invalid choice: 'eval'" in error and error.count("\n") == 1
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("mode", ["training", "inference"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_a_race_on_cuda(folder, precision):
+def test_a_race_on_cuda(folder, precision, mode):
     arguments = ["race", "race_models:make", "--device", "cuda", "--blocks", "2", "--precision", precision]
+    arguments += ["--mode", mode]
     assert main([*arguments, "--out", "out"]) == 0
     outcome = json.loads((folder / "out/report.json").read_text())
     names = [
@@ -179,3 +263,17 @@ def test_a_race_on_cuda(folder, precision):
     ]
     assert [step["name"] for step in outcome["steps"]] == names
     assert not any(step["problem"] for step in outcome["steps"])
+    assert all(step["first_seconds"] > 0 for step in outcome["steps"])
+
+
+@pytest.mark.cuda
+def test_a_graph_of_a_forward_pass():
+    weight = torch.rand(4, 4, device="cuda")
+    forward = GraphedForward(lambda x: x @ weight, weight.device)
+    x = torch.rand(3, 4, device="cuda")
+    for _ in range(3):
+        torch.testing.assert_close(forward(x), x @ weight)
+    x.fill_(2.0)  # read where it lies
+    torch.testing.assert_close(forward(x), x @ weight)
+    with pytest.raises(ValueError, match="expected the tensors that were captured"):
+        forward(x.clone())

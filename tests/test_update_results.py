@@ -51,7 +51,9 @@ def test_a_page_for_each_gpu(folder, monkeypatch):
     assert page.startswith("# Results on NVIDIA H100\n") and update_results.NOT_YET not in page
     assert "## Checks on the GPU" in page and f"results/{other}/check.json" in page
     assert "](RESULTS.md)" in page and "](RESULTS_H100.md)" in update_results.results_page(first)
-    assert update_results.results_page(first).count(update_results.NOT_YET) == len(update_results.PARTS) - 1  # regret
+    assert (
+        update_results.results_page(first).count(update_results.NOT_YET) == len(update_results.PARTS) - 2
+    )  # regret, models
     assert first == update_results.GPU
 
 
@@ -78,6 +80,25 @@ def test_regret_is_shown_once_it_was_measured(folder):
     text = "\n".join(update_results.PARTS[title]())
     assert "at 8 random shapes" in text and "seed 3" in text and "Test GPU" in text
     assert "| gemm: mma | 8 | 2.1% | 10.0% | 20.0% | 1 |" in text
+
+
+def test_whole_models_are_shown_once_they_were_measured(folder):
+    title = "Whole models"
+    assert title not in update_results.results_page(update_results.GPU)
+    names = ("PyTorch", "PyTorch, graph", "PyTorch, compiled, graph", "ours", "ours, graph")
+    times = {name: {"median": float(i + 1)} for i, name in enumerate(names)}
+    common = {"mode": "inference", "precision": "bf16", "sizes": "batch 64", "commit": "abc", "date": "then"}
+    rows = [
+        {"model": "resnet50", "milliseconds": times, "compile_seconds": 12.3, **common},
+        {"model": "vgg11_bn", "milliseconds": {"ours, graph": {"median": 2.0}}, "compile_seconds": None, **common},
+        {"model": "vit_b_16", "milliseconds": {}, "compile_seconds": None, **common},
+    ]
+    (folder / "models.json").write_text(json.dumps({"facts": FACTS, "rows": rows}))
+    assert f"## {title}" in update_results.results_page(update_results.GPU)
+    text = "\n".join(update_results.PARTS[title]())
+    line = "| inference, bf16 | resnet50 | 1.00 | 2.00 | 3.00 | 4.00 | 5.00 | **0.60** | **0.40** | **0.25** | 12 |"
+    assert line in text and "commit `abc`, then" in text and "batch 64" in text
+    assert "| vgg11_bn | – | – | – | – | 2.00 | – | – | – | – |" in text and "vit_b_16" not in text
 
 
 def test_race(folder):

@@ -1,7 +1,8 @@
-"""How long a training step takes, as a whole and by class of layers."""
+"""How long a training step or a forward pass takes, as a whole and by class of layers, and how long until the first."""
 
 import contextlib
 import copy
+import functools
 import itertools
 import time
 from collections import defaultdict
@@ -9,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from ... import functional, optim
 from ...conversion import convert
 from ...conversion.layers import native_class
 from ..graph import GraphedStep
 from ..timing import summarize_blocks
+from .forward import GraphedForward
 from .subject import Subject
 
 OUTSIDE = "outside of layers"
@@ -29,6 +32,8 @@ class Conditions:
     blocks: int
     block: int
     """Steps that are timed together."""
+    training: bool = True
+    """False for inference: the forward pass alone, in evaluation and without gradients."""
 
     @property
     def context(self):
@@ -37,7 +42,7 @@ class Conditions:
 
 @dataclass
 class Contestant:
-    """A way of taking the same step."""
+    """A way of taking the same step, or of making the same forward pass."""
 
     name: str
     ours: bool
@@ -45,6 +50,10 @@ class Contestant:
     graph: bool = False
     milliseconds: list[float] = field(default_factory=list)
     """Of a step, a number for each block."""
+    first_seconds: float | None = None
+    """From PyTorch's model on the CPU until the first step was done: conversion, compilation, choice of algorithms."""
+    cached: bool = False
+    """Whether the compiler found the model in its cache."""
     problem: str | None = None
 
     @property
@@ -68,30 +77,76 @@ def contestants(on_cuda: bool, compiled: bool) -> list[Contestant]:
 
 def race(subject: Subject, found: list[Contestant], conditions: Conditions, progress: Callable[[str], None]):
     """Times them, interleaved by blocks, so that a machine that slows down slows all of them. One that cannot run says
-    why in `problem`."""
-    batch = [tensor.to(conditions.device) for tensor in subject.batch]
+    why in `problem`, but for the first: where PyTorch's own does not run there is no race, and its error is raised."""
+    batch = batch_on(subject, conditions.device)
+    pool = pool_for(conditions.device)
     steps = {}
     for one in found:
         progress(f"{one.name}: first steps")
         try:
-            step = _step(subject, one, conditions)
-            for _ in range(3):  # the first settles libraries, the second is captured
-                step(*batch)
-            steps[one.name] = step
+            steps[one.name] = prepared(subject, one, conditions, batch, pool=pool)
         except (RuntimeError, NotImplementedError) as error:  # of memory, too
-            one.problem = (str(error) or type(error).__name__).splitlines()[0]
+            if one is found[0]:
+                raise
+            one.problem = problem_of(error)
     for number in range(conditions.blocks):
         order = [one for one in found if one.name in steps]
         for one in order if number % 2 == 0 else reversed(order):
             progress(f"{one.name}: {number + 1} of {conditions.blocks}")
-            one.milliseconds.append(_time(steps[one.name], batch, conditions))
+            one.milliseconds.append(milliseconds(steps[one.name], batch, conditions.device, conditions.block))
 
 
-def _step(subject, contestant, conditions):
+def batch_on(subject: Subject, device: torch.device) -> list[Tensor]:
+    return [tensor.to(device) for tensor in subject.batch]
+
+
+def pool_for(device: torch.device):
+    """Memory that the graphs of a race have in common, of which no two run at the same time; None on the CPU."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+def problem_of(error: BaseException) -> str:
+    """In one line."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def prepared(
+    subject: Subject,
+    contestant: Contestant,
+    conditions: Conditions,
+    batch: list[Tensor],
+    compiler: Callable[[torch.nn.Module], Callable] = torch.compile,
+    pool=None,
+    steps: int = 3,
+) -> Callable:
+    """The function that takes a step of that contestant, after so many of them: the first settles libraries, the second
+    is captured. Writes down how long the first took."""
+    begin = time.perf_counter()
+    hits = _cache_hits() if contestant.compiled else 0
+    step = (_step if conditions.training else _forward)(subject, contestant, conditions, compiler, pool)
+    for number in range(steps):
+        step(*batch)
+        if number == 0:
+            if conditions.device.type == "cuda":
+                torch.cuda.synchronize()
+            contestant.first_seconds = time.perf_counter() - begin
+            contestant.cached = contestant.compiled and _cache_hits() > hits
+            if contestant.graph and conditions.device.type == "cuda":
+                torch.cuda.empty_cache()  # memory of the step before the capture is of no use to the graph
+    return step
+
+
+def _cache_hits() -> int:
+    from torch._dynamo.utils import counters  # seconds, of which only a compiled contestant has need
+
+    return counters["inductor"]["fxgraph_cache_hit"]
+
+
+def _step(subject, contestant, conditions, compiler, pool) -> GraphedStep:
     model = copy.deepcopy(subject.model).to(conditions.device).train()
     if contestant.ours:
         convert(model)
-    called = torch.compile(model) if contestant.compiled else model
+    called = compiler(model) if contestant.compiled else model
     functions = functional if contestant.ours else torch.nn.functional
     fused = {} if contestant.ours or not contestant.graph else {"fused": True}
     namespace = optim if contestant.ours else torch.optim
@@ -100,16 +155,26 @@ def _step(subject, contestant, conditions):
     def loss(*batch):
         return subject.loss(functions, subject.call(called, *batch), *batch)
 
-    return GraphedStep(model, loss, optimizer, autocast=conditions.autocast, graph=contestant.graph)
+    return GraphedStep(model, loss, optimizer, autocast=conditions.autocast, graph=contestant.graph, pool=pool)
 
 
-def _time(step, batch, conditions) -> float:
-    with _Clock(conditions.device) as clock:
+def _forward(subject, contestant, conditions, compiler, pool) -> GraphedForward:
+    model = copy.deepcopy(subject.model).to(conditions.device).eval()
+    if contestant.ours:
+        convert(model)
+    called = compiler(model) if contestant.compiled else model
+    call = functools.partial(subject.call, called)
+    return GraphedForward(call, conditions.device, conditions.autocast, contestant.graph, pool)
+
+
+def milliseconds(step: Callable, batch: list[Tensor], device: torch.device, steps: int) -> float:
+    """Of one step, over so many of them."""
+    with _Clock(device) as clock:
         begin = clock.mark()
-        for _ in range(conditions.block):
+        for _ in range(steps):
             step(*batch)
         end = clock.mark()
-    return clock.between(begin, end) / conditions.block
+    return clock.between(begin, end) / steps
 
 
 class _Clock:
@@ -140,15 +205,16 @@ class _Clock:
 
 def layer_times(subject: Subject, ours: bool, conditions: Conditions, steps: int = 3) -> dict[str, dict[str, float]]:
     """{class: {forward, backward: milliseconds of a step}} of the modules without submodules, and of what is outside of
-    them. With hooks on them layers run one by one: what is fused in a race is not fused here.
+    them. With hooks on them layers run one by one: what is fused in a race is not fused here. Backward is 0 in
+    inference.
 
     Forward is from a module's call to its return. Backward is from where the gradient of its output is there to where
     that of another module's is: what lies between two modules counts to the later one in forward order.
     """
-    model = copy.deepcopy(subject.model).to(conditions.device).train()
+    model = copy.deepcopy(subject.model).to(conditions.device).train(conditions.training)
     if ours:
         convert(model)
-    batch = [tensor.to(conditions.device) for tensor in subject.batch]
+    batch = batch_on(subject, conditions.device)
     functions = functional if ours else torch.nn.functional
     times: dict[str, dict[str, float]] = defaultdict(lambda: {"forward": 0.0, "backward": 0.0})
     clock = _Clock(conditions.device)
@@ -172,11 +238,15 @@ def layer_times(subject: Subject, ours: bool, conditions: Conditions, steps: int
         calls.clear(), returns.clear()
         with clock:
             marks = [clock.mark()]
-            with conditions.context:
-                loss = subject.loss(functions, subject.call(model, *batch), *batch)
+            with torch.inference_mode(not conditions.training), conditions.context:
+                output = subject.call(model, *batch)
+                loss = subject.loss(functions, output, *batch) if conditions.training else None
             marks.append(clock.mark())
-            loss.backward()
-            returns.append(("", clock.mark()))
+            if loss is not None:
+                loss.backward()
+                returns.append(("", clock.mark()))
+            else:
+                returns.append(("", marks[-1]))
             marks.append(marks[-1] if len(returns) == 1 else returns[0][1])
         model.zero_grad()
         if step == 0:  # libraries choose their algorithms

@@ -1,6 +1,8 @@
-"""Whether the converted model computes what it did: outputs, gradients and running statistics of one step.
+"""Whether the converted model computes what it did: outputs, gradients and running statistics of one step, or
+the outputs of inference.
 
-Modules are in evaluation mode, since ours and PyTorch's dropout draw different numbers, but batch norms in training.
+Modules are in evaluation mode, since ours and PyTorch's dropout draw different numbers, but batch norms in training
+where that is raced.
 Distances are relative norms: of outputs, of all gradients together, of all running statistics together; the tensor that
 is farthest is named. In float32 a decision of a ReLU at a tie moves a gradient of a small batch by more than rounding
 does, so that ours also passes where it is as close to float64 as PyTorch's own is, within a factor of two
@@ -44,14 +46,18 @@ class Row:
 
 
 def compare(subject: Subject, conditions: Conditions, dtype: torch.dtype) -> list[Row]:
-    """The rows for outputs, gradients and, if the model has any, running statistics. `dtype` is that of the products,
-    by whose rounding is judged."""
+    """The rows for outputs and, of training, gradients and, if the model has any, running statistics. `dtype` is that
+    of the products, by whose rounding is judged."""
     native = _one_step(subject, conditions, ours=False)
     ours = _one_step(subject, conditions, ours=True)
+    benchmark = torch.backends.cudnn.benchmark
     try:
+        torch.backends.cudnn.benchmark = False  # to try all algorithms of float64 takes longer than the step
         exact = _one_step(subject, conditions, ours=False, exact=True)
     except torch.OutOfMemoryError:
         exact = None
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
     limits, batch = LIMITS[dtype], len(subject.batch[0])
     rows = []
     for name in native:
@@ -69,13 +75,18 @@ def _one_step(subject, conditions, ours, exact=False) -> dict[str, dict[str, Ten
     model = copy.deepcopy(subject.model).to(conditions.device, dtype).eval()
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            module.train()
+            module.train(conditions.training)
     if ours:
         convert(model)
     batch = [t.to(conditions.device, dtype if t.is_floating_point() else None) for t in subject.batch]
-    with torch.autocast(
+    autocast = torch.autocast(
         conditions.device.type, conditions.autocast, enabled=conditions.autocast is not None and not exact
-    ):
+    )
+    if not conditions.training:
+        with torch.inference_mode(), autocast:
+            output = first_tensor(subject.call(model, *batch))
+        return {"output": {"output": output.cpu().double()}}
+    with autocast:
         output = subject.call(model, *batch)
         loss = subject.loss(functional if ours else torch.nn.functional, output, *batch)
     loss.backward()

@@ -9,6 +9,11 @@ from .measure import Contestant
 from .parity import Row
 
 Table = tuple[list[str], list[list[str]]]
+COLD_START = (
+    "The last column is the time until the first was done, in the order of the rows: of each side the first row also "
+    "loads libraries and kernels and chooses algorithms, and PyTorch's first compiled row compiles, unless the "
+    "compiler's cache on disk had the model."
+)
 
 
 def results(subject, settings: dict, found: list[Contestant], rows: list[Row], layers: dict, report) -> dict:
@@ -18,7 +23,14 @@ def results(subject, settings: dict, found: list[Contestant], rows: list[Row], l
         "sizes": subject.note,
         "settings": settings,
         "steps": [
-            {"name": one.name, "milliseconds": one.summary, "blocks": one.milliseconds, "problem": one.problem}
+            {
+                "name": one.name,
+                "milliseconds": one.summary,
+                "blocks": one.milliseconds,
+                "first_seconds": one.first_seconds,
+                "cached": one.cached,
+                "problem": one.problem,
+            }
             for one in found
         ],
         "layers": layers,
@@ -29,18 +41,27 @@ def results(subject, settings: dict, found: list[Contestant], rows: list[Row], l
     }
 
 
+def is_training(outcome: dict) -> bool:
+    return outcome["settings"]["mode"] == "training"
+
+
+def step_name(outcome: dict) -> str:
+    return "training step" if is_training(outcome) else "forward pass"
+
+
 def step_table(outcome: dict) -> Table:
     first = outcome["steps"][0]["milliseconds"].get("median")
     rows = []
     for step in outcome["steps"]:
         times = step["milliseconds"]
         if not times:
-            rows.append([step["name"], "n/a", "", "", step["problem"] or "not run"])
+            rows.append([step["name"], "n/a", "", "", step["problem"] or "not run", ""])
             continue
         faster = f"{first / times['median']:.2f}×" if first else ""
         cells = [f"{times[name]:.3f}" for name in ("median", "p10", "p90")]
-        rows.append([step["name"], *cells, faster])
-    return ["training step, ms", "median", "p10", "p90", "PyTorch / this"], rows
+        start = f"{step['first_seconds']:.2f}" + " (compiler's cache)" * step["cached"]
+        rows.append([step["name"], *cells, faster, start])
+    return [f"{step_name(outcome)}, ms", "median", "p10", "p90", "PyTorch / this", "first after, s"], rows
 
 
 def layer_table(outcome: dict) -> Table:
@@ -48,15 +69,16 @@ def layer_table(outcome: dict) -> Table:
     native, ours = outcome["layers"]["native"], outcome["layers"]["ours"]
     whole = sum(times["forward"] + times["backward"] for times in native.values())
     none = {"forward": 0.0, "backward": 0.0}
+    phases = ("forward", "backward") if is_training(outcome) else ("forward",)
     rows = []
     for kind in sorted({*native, *ours}, key=lambda kind: -sum(native.get(kind, none).values())):
         theirs, mine = native.get(kind, none), ours.get(kind, none)
         share = f"{100 * sum(theirs.values()) / whole:.1f}" if whole else ""
-        cells = [f"{times[phase]:.3f}" for phase in ("forward", "backward") for times in (theirs, mine)]
+        cells = [f"{times[phase]:.3f}" for phase in phases for times in (theirs, mine)]
         ratio = f"{sum(theirs.values()) / sum(mine.values()):.2f}×" if sum(mine.values()) > 0 else ""
         rows.append([kind, share, *cells, ratio])
-    header = ["class", "share, %", "forward, ms", "ours", "backward, ms", "ours", "PyTorch / ours"]
-    return header, rows
+    columns = [name for phase in phases for name in (f"{phase}, ms", "ours")]
+    return ["class", "share, %", *columns, "PyTorch / ours"], rows
 
 
 def parity_table(outcome: dict) -> Table:
@@ -94,15 +116,25 @@ def as_markdown(outcome: dict) -> str:
     where = f"On {settings['device_name']}; {settings['precision']}" + (
         f"; {outcome['sizes']}" if outcome["sizes"] else ""
     )
+    if is_training(outcome):
+        what, of, parity = (
+            "SGD with momentum",
+            "steps",
+            "One step of both, from the same weights; distances as relative norms:",
+        )
+    else:
+        what, of = "inference: eval(), torch.inference_mode()", "forward passes"
+        parity = "The output of both; the distance as a relative norm:"
     parts = [
         title,
         f"`{settings['command']}`",
-        f"{where}; SGD with momentum; PyTorch {settings['torch']}. Medians of {settings['blocks']} blocks of "
-        f"{settings['block']} steps, interleaved.",
+        f"{where}; {what}; PyTorch {settings['torch']}. Medians of {settings['blocks']} blocks of {settings['block']} "
+        f"{of}, interleaved.",
         _markdown(step_table(outcome)),
+        COLD_START,
         "By class of layers, timed one by one (nothing is fused, and nothing is in a graph):",
         _markdown(layer_table(outcome)),
-        "One step of both, from the same weights; distances as relative norms:",
+        parity,
         _markdown(parity_table(outcome)),
         "What `cuda_ops.convert` did:",
         f"```\n{outcome['conversion_text']}\n```",
@@ -125,7 +157,7 @@ def plot(outcome: dict) -> bytes:
     bars = left.barh([s["name"] for s in steps], [s["milliseconds"]["median"] for s in steps], color=colors)
     left.bar_label(bars, fmt="%.3g", padding=3)
     left.invert_yaxis()
-    left.set(title="training step", xlabel="milliseconds")
+    left.set(title=step_name(outcome), xlabel="milliseconds")
     kinds = [row[0] for row in layer_table(outcome)[1]][:8]
     for offset, side, color in ((-0.2, "native", "tab:orange"), (0.2, "ours", "tab:blue")):
         times = [sum(outcome["layers"][side].get(kind, {}).values()) for kind in kinds]
