@@ -59,6 +59,7 @@ OPS = {
         ],
         24,
     ),
+    "conv_bn_relu_pool_general": (["conv_bn_relu_pool/general.cu", "batch_norm", "common/paths.cu"], 80),
     "attention": (
         ["attention", *(f"attention/{path}" for path in ("mma", "decode", "float32", "simt")), "common/paths.cu"],
         60,

@@ -6,8 +6,9 @@
 // pooled elements only; a warp a channel adds them in a fixed order, in double; then a thread an element of
 // grad_conv_output gathers from the windows over it. No atomics: results repeat bitwise.
 // Bound by memory at best: forward reads conv_output once and writes two values and a byte a window; backward reads
-// these twice and conv_output once, and writes its gradient. On an H200 with 1024 x 64 x 14 x 14 in bf16 forward
-// reaches 0.22 of a copy's 4.3 TB/s and grad_conv_kernel 0.09 (benchmarks/notes/mnist.md).
+// these twice and conv_output once, and writes its gradient. Channels_last takes 16 bytes of channels a thread where
+// common/pool2d.cuh has a plan; element by element, on an H200 with 1024 x 64 x 14 x 14 in bf16, forward reaches 0.22 of
+// a copy's 4.3 TB/s and grad_conv_kernel 0.09 (benchmarks/notes/mnist.md).
 #include "common/common.cuh"
 #include "common/group_sums.cuh"
 #include "common/pool2d.cuh"
@@ -138,6 +139,72 @@ __global__ void __launch_bounds__(THREADS)
             maximum[i] = raw;
         }
     }
+}
+
+// Coefficient `which` of the channels of a vector.
+template <int COUNT, typename A>
+__device__ __forceinline__ aligned_vector<A, COUNT> coefficients_at(const A *coefficients, int which,
+                                                                    const pool_plan &plan, int32_t channel)
+{
+    return *reinterpret_cast<const aligned_vector<A, COUNT> *>(coefficients + which * plan.channels + channel);
+}
+
+// The same values by vectors of channels.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    pool_channels_kernel(T *output, uint8_t *argmax, T *maximum, const T *conv_output,
+                         const accumulate_type<T> *coefficients, const __grid_constant__ pool_plan plan)
+{
+    typedef accumulate_type<T> A;
+    typedef vector16<T> V;
+    for_places(plan, [&](uint32_t i) {
+        const pool_place at = place_of<V, true>(plan, i, plan.height.output, 1);
+        const auto center = coefficients_at<V::size>(coefficients, 0, plan, at.channel),
+                   scale = coefficients_at<V::size>(coefficients, 1, plan, at.channel),
+                   offset = coefficients_at<V::size>(coefficients, 2, plan, at.channel);
+        const T *image = conv_output +
+                         (uint32_t)(at.outer * plan.height.input * plan.width.input) * (uint32_t)plan.channels +
+                         at.channel;
+        const int32_t h_start = cuda_ops_pool_start(plan.height, at.h), w_start = cuda_ops_pool_start(plan.width, at.w);
+        int32_t h_begin, h_end, w_begin, w_end;
+        pool_taps(plan.height, h_start, &h_begin, &h_end);
+        pool_taps(plan.width, w_start, &w_begin, &w_end);
+        A best[V::size], raw[V::size];
+        int32_t position[V::size];
+#pragma unroll
+        for (int e = 0; e < V::size; e++) {
+            best[e] = -INFINITY;
+            raw[e] = A(0);
+            position[e] = h_begin * plan.width.kernel + w_begin;
+        }
+        for (int32_t h = h_begin; h < h_end; h++)
+            for (int32_t w = w_begin; w < w_end; w++) {
+                const uint32_t pixel = (uint32_t)((h_start + h) * plan.width.input + w_start + w);
+                const V values = *reinterpret_cast<const V *>(image + pixel * (uint32_t)plan.channels);
+#pragma unroll
+                for (int e = 0; e < V::size; e++) {
+                    const A y = element_of(values, e),
+                            z = (y - center.element[e]) * scale.element[e] + offset.element[e];
+                    if (z > best[e] || z != z) {
+                        best[e] = z;
+                        raw[e] = y;
+                        position[e] = h * plan.width.kernel + w;
+                    }
+                }
+            }
+        aligned_vector<uint8_t, V::size> positions;
+#pragma unroll
+        for (int e = 0; e < V::size; e++) {
+            const bool inactive = best[e] <= A(0);
+            positions.element[e] = (uint8_t)(inactive ? CUDA_OPS_POOL_INACTIVE : position[e]);
+            best[e] = inactive ? A(0) : best[e];
+        }
+        reinterpret_cast<V *>(output)[i] = vector_of<T>(best);
+        if (argmax) {
+            reinterpret_cast<aligned_vector<uint8_t, V::size> *>(argmax)[i] = positions;
+            reinterpret_cast<V *>(maximum)[i] = vector_of<T>(raw);
+        }
+    });
 }
 
 // Sums of dz and of dz * (maximum - center) of one split of one channel.
@@ -276,6 +343,48 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+// The same values by vectors of channels.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    grad_conv_channels_kernel(T *grad_conv_output, const T *grad_output, const uint8_t *argmax, const T *conv_output,
+                              const accumulate_type<T> *coefficients, const __grid_constant__ pool_plan plan)
+{
+    typedef accumulate_type<T> A;
+    typedef vector16<T> V;
+    for_places(plan, [&](uint32_t i) {
+        const pool_place at = place_of<V, true>(plan, i, plan.height.input, 1);
+        const V outputs = reinterpret_cast<const V *>(conv_output)[i];
+        const uint32_t base = (uint32_t)(at.outer * plan.height.output * plan.width.output);
+        int32_t h_begin, h_end, w_begin, w_end;
+        pool_windows(plan.height, plan.by_stride_h, at.h, at.h, &h_begin, &h_end);
+        pool_windows(plan.width, plan.by_stride_w, at.w, at.w, &w_begin, &w_end);
+        A dz[V::size] = {};
+        for (int32_t h = h_begin; h < h_end; h++)
+            for (int32_t w = w_begin; w < w_end; w++) {
+                const uint32_t window =
+                    (base + (uint32_t)(h * plan.width.output + w)) * (uint32_t)plan.channels + (uint32_t)at.channel;
+                const V grads = *reinterpret_cast<const V *>(grad_output + window);
+                const auto positions = *reinterpret_cast<const aligned_vector<uint8_t, V::size> *>(argmax + window);
+                const int32_t here = (at.h - cuda_ops_pool_start(plan.height, h)) * plan.width.kernel + at.w -
+                                     cuda_ops_pool_start(plan.width, w);
+#pragma unroll
+                for (int e = 0; e < V::size; e++)
+                    if (positions.element[e] == here)
+                        dz[e] += element_of(grads, e);
+            }
+        const auto center = coefficients_at<V::size>(coefficients, 0, plan, at.channel),
+                   scale = coefficients_at<V::size>(coefficients, 1, plan, at.channel),
+                   slope = coefficients_at<V::size>(coefficients, 2, plan, at.channel),
+                   offset = coefficients_at<V::size>(coefficients, 3, plan, at.channel);
+        A grads[V::size];
+#pragma unroll
+        for (int e = 0; e < V::size; e++)
+            grads[e] = dz[e] * scale.element[e] + (element_of(outputs, e) - center.element[e]) * slope.element[e] +
+                       offset.element[e];
+        reinterpret_cast<V *>(grad_conv_output)[i] = vector_of<T>(grads);
+    });
+}
+
 template <typename T>
 static cuda_ops_status forward(T *output, uint8_t *argmax, T *maximum, void *workspace,
                                const cuda_ops_running_statistics *running, const T *conv_output, const void *mean,
@@ -292,6 +401,14 @@ static cuda_ops_status forward(T *output, uint8_t *argmax, T *maximum, void *wor
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;
+    const bool aligned = is_aligned_16(output) && is_aligned_16(argmax) && is_aligned_16(maximum) &&
+                         is_aligned_16(conv_output) && is_aligned_16(workspace);
+    pool_plan plan;
+    if (pool.channels_last && plan_pool<T>(&plan, &pool, /*forward=*/true, aligned)) {
+        pool_channels_kernel<T><<<clamp_grid(ceil_div(plan.count, THREADS)), THREADS, 0, stream>>>(
+            output, argmax, maximum, conv_output, coefficients, plan);
+        return launch_status();
+    }
     const int64_t count = pool.batch * pool.channels * pool.height.output * pool.width.output;
     const unsigned int grid = clamp_grid(ceil_div(count, THREADS));
     if (pool.channels_last)
@@ -333,6 +450,14 @@ static cuda_ops_status backward(T *grad_conv_output, void *grad_norm_weight, voi
     status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !grad_conv_output)
         return status;
+    const bool aligned = is_aligned_16(grad_conv_output) && is_aligned_16(grad_output) && is_aligned_16(argmax) &&
+                         is_aligned_16(conv_output) && is_aligned_16(workspace);
+    pool_plan plan;
+    if (pool.channels_last && plan_pool<T>(&plan, &pool, /*forward=*/false, aligned)) {
+        grad_conv_channels_kernel<T><<<clamp_grid(ceil_div(plan.count, THREADS)), THREADS, 0, stream>>>(
+            grad_conv_output, grad_output, argmax, conv_output, coefficients, plan);
+        return launch_status();
+    }
     const int64_t count = pool.batch * pool.channels * pool.height.input * pool.width.input;
     const unsigned int grid = clamp_grid(ceil_div(count, THREADS));
     if (pool.channels_last)
