@@ -8,6 +8,7 @@ from support.devices import cuda_param
 from support.gpt import OURS, SMALL, batch, same_models
 from support.opspec import assert_close
 
+from cuda_ops import functional
 from cuda_ops.models import GPT, GPTConfig, _gpt_ops
 from cuda_ops.models.gpt import KeyValueCache
 from cuda_ops.training.gpt.settings import RECIPES
@@ -220,10 +221,10 @@ def test_layers_with_the_norm_behind_them(device, with_bias):
     first = [None if tensor is None else tensor.detach().requires_grad_() for tensor in first]
 
     def alone(*arguments):
-        return _gpt_ops.RoundedLinearAddNorm.apply(*arguments[:3], 1e-5, *arguments[3:])
+        return _gpt_ops.RoundedLinearAddNorm.apply(*arguments[:3], 1e-5, 0.0, *arguments[3:])
 
     def both(*arguments):
-        return _gpt_ops.RoundedMLPAddNorm.apply(*arguments[:3], 1e-5, *arguments[3:], "tanh", False)
+        return _gpt_ops.RoundedMLPAddNorm.apply(*arguments[:3], 1e-5, 0.0, *arguments[3:], "tanh", False)
 
     def chain_of(layers):
         def chain(residual, norm_weight, norm_bias, *arguments):
@@ -251,6 +252,51 @@ def test_layers_with_the_norm_behind_them(device, with_bias):
                 assert_close(actual, expected, 1e-10)
         assert torch.autograd.gradcheck(function, arguments)
         assert torch.autograd.gradgradcheck(function, arguments)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("dtype", [cuda_param(torch.bfloat16), cuda_param(torch.float16)])
+def test_layers_with_dropout_and_the_norm_behind_them(dtype, with_bias):
+    """Dropout's mask is kept for backward. Values and gradients are those of the ops one by one, after the same seed,
+    but for roundings in between; a gradient that is to be differentiated draws the mask again."""
+    device, rows, features, p = "cuda", 300, 384, 0.3
+    arguments = layer_arguments(rows, features, 2 * features, device, torch.float32)
+    input, weight, bias, next_weight, next_bias = (0.2 * argument.detach() for argument in arguments)
+    residual, norm_weight, norm_bias = (
+        torch.randn(shape, device=device) for shape in ((rows, features), (features,), (features,))
+    )
+    input, residual = input.to(dtype).requires_grad_(), residual.to(dtype).requires_grad_()
+    layers = [t.requires_grad_() if with_bias or t.dim() > 1 else None for t in (weight, bias, next_weight, next_bias)]
+    norm = (features,), norm_weight.requires_grad_(), norm_bias.requires_grad_(), 1e-5
+    first = layers[0][:features].detach().requires_grad_(), None if layers[1] is None else layers[1][:features]
+    grads = [torch.randn(rows, features, device=device).to(dtype) for _ in range(2)]
+
+    def chain(layer):
+        return lambda: functional.add_layer_norm(layer(), residual, *norm, p)
+
+    for function, expected, parameters in (
+        (
+            lambda: _gpt_ops.linear_add_norm(input, first, residual, norm, p),
+            chain(lambda: _gpt_ops.linear(input, *first)),
+            first,
+        ),
+        (
+            lambda: _gpt_ops.mlp_add_norm(input, layers, "tanh", residual, norm, p, True),
+            chain(lambda: _gpt_ops.mlp(input, layers, "tanh")),
+            layers,
+        ),
+    ):
+        there = [input, residual, *norm[1:3], *(t for t in parameters if t is not None)]
+        results = []
+        for call in (function, expected):
+            torch.manual_seed(3)
+            outputs = call()
+            once = torch.autograd.grad(outputs, there, grads, retain_graph=True)
+            again = torch.autograd.grad(outputs, there, grads, create_graph=True)
+            results.append([*outputs, *once, *again])
+        assert type(results[0][0].grad_fn).__name__.startswith("Rounded")
+        for actual, wanted in zip(*results, strict=True):
+            assert (actual.double() - wanted.double()).norm() <= 4 * torch.finfo(dtype).eps * wanted.double().norm()
 
 
 @pytest.mark.parametrize("with_bias", [True, False])

@@ -91,24 +91,52 @@ at::TensorOptions rstd_options(const Tensor &input)
 }
 
 struct Normalized {
-    Tensor output, sum, mean, rstd, state;
+    Tensor output, sum, mean, rstd, state, mask;
 };
 
-// `residual`: NULL for the norm alone.
+// Dropout's mask, a bit an element, in bytes.
+void check_takes_mask(const char *op, const Tensor &input, const NormShape &shape, cuda_ops_dtype dtype)
+{
+    bool takes = false;
+#ifdef CUDA_OPS_WITH_CUDA
+    takes = input.is_cuda() && cuda_ops_layer_norm_takes_mask_cuda(shape.rows, shape.cols, dtype) != 0;
+#endif
+    (void)dtype;
+    TORCH_CHECK_NOT_IMPLEMENTED(takes, op,
+                                ": expected input to be float16 or bfloat16 on CUDA, and its rows whole vectors of "
+                                "eight that a block's registers hold, got ",
+                                input.toString(), " of shape ", input.sizes());
+}
+
+// The same values at a multiple of 16 bytes.
+Tensor contiguous_vectors(const Tensor &tensor)
+{
+    const Tensor dense = tensor.contiguous();
+    return reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 ? dense.clone() : dense;
+}
+
+// `residual`: NULL for the norm alone. `with_mask`: the mask of dropout, of p above 0, is wanted.
 Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input, const Tensor *residual,
                         at::IntArrayRef normalized_shape, const OptionalTensor &weight, const OptionalTensor &bias,
-                        double eps, double p)
+                        double eps, double p, bool with_mask = false)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     const NormShape shape(op, input, normalized_shape);
-    const NormParameters parameters(op, weight, bias, input, normalized_shape);
+    NormParameters parameters(op, weight, bias, input, normalized_shape);
     if (residual) {
         check_like(op, "residual", *residual, "input", input);
         check_same_shape(op, "residual", *residual, "input", input);
         TORCH_CHECK(0.0 <= p && p <= 1.0, op, ": expected p to be between 0 and 1, got ", p);
     }
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const Tensor x = input.contiguous(), r = residual ? residual->contiguous() : Tensor();
+    if (with_mask) {
+        check_takes_mask(op, input, shape, dtype);
+        for (Tensor *const parameter : {&parameters.weight, &parameters.bias})
+            if (parameter->defined())
+                *parameter = contiguous_vectors(*parameter);
+    }
+    const Tensor x = with_mask ? contiguous_vectors(input) : input.contiguous();
+    const Tensor r = !residual ? Tensor() : with_mask ? contiguous_vectors(*residual) : residual->contiguous();
     [[maybe_unused]] const void *const weight_data = data_or_null(parameters.weight), *const bias_data =
                                                                                           data_or_null(parameters.bias);
     Normalized result;
@@ -122,6 +150,8 @@ Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input,
         const auto options = x.options().dtype(at::kLong);
         result.state = shape.empty() ? at::zeros({p > 0.0 ? 2 : 0}, options) : empty({p > 0.0 ? 2 : 0}, options);
     }
+    if (with_mask)
+        result.mask = empty({shape.rows * shape.cols / 8}, x.options().dtype(at::kByte));
     double *const mean = result.mean.defined() ? result.mean.data_ptr<double>() : nullptr;
     if (shape.empty()) {
         result.rstd.zero_();
@@ -139,6 +169,14 @@ Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input,
         }
         int64_t *const state = p > 0.0 ? result.state.data_ptr<int64_t>() : nullptr;
         (void)state; // not used in a build without CUDA
+        if (with_mask) {
+            CUDA_OPS_LAUNCH(op, cuda_ops_add_layer_norm_forward_mask_cuda(
+                                    result.output.data_ptr(), result.sum.data_ptr(), mean, result.rstd.data_ptr(),
+                                    state, result.mask.data_ptr<uint8_t>(), x.const_data_ptr(), r.const_data_ptr(),
+                                    weight_data, bias_data, shape.rows, shape.cols, eps, p, draw_philox(x.device()),
+                                    dtype, parameters.dtype, current_stream(op)));
+            return result;
+        }
         CUDA_OPS_LAUNCH(op, cuda_ops_add_layer_norm_forward_cuda(
                                 result.output.data_ptr(), result.sum.data_ptr(), mean, result.rstd.data_ptr(), state,
                                 x.const_data_ptr(), r.const_data_ptr(), weight_data, bias_data, shape.rows, shape.cols,
@@ -169,12 +207,21 @@ Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input,
     return result;
 }
 
+// The mask that forward left, and the gradient by it.
+struct Masked {
+    const Tensor &mask;
+    double p;
+    Tensor grad_dropped;
+};
+
 // What is not wanted is returned empty. grad_weight and grad_bias are of the dtype of weight, or else of bias, or else
 // of input, and so is the last one, the sums of grad_input over its rows.
-std::tuple<Tensor, Tensor, Tensor, Tensor>
-norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output, const OptionalTensor &grad_sum,
-              const Tensor &input, at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor *mean,
-              const Tensor &rstd, std::optional<at::ScalarType> bias_type, std::array<bool, 4> wanted)
+std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output,
+                                                         const OptionalTensor &grad_sum, const Tensor &input,
+                                                         at::IntArrayRef normalized_shape, const OptionalTensor &weight,
+                                                         const Tensor *mean, const Tensor &rstd,
+                                                         std::optional<at::ScalarType> bias_type,
+                                                         std::array<bool, 4> wanted, Masked *masked = nullptr)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     const NormShape shape(op, input, normalized_shape);
@@ -184,7 +231,7 @@ norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output, con
         check_like(op, "grad_sum", *grad_sum, "input", input);
         check_same_shape(op, "grad_sum", *grad_sum, "input", input);
     }
-    const NormParameters parameters(op, weight, std::nullopt, input, normalized_shape);
+    NormParameters parameters(op, weight, std::nullopt, input, normalized_shape);
     const auto check_statistic = [&](const char *name, const Tensor &tensor, at::ScalarType type) {
         TORCH_CHECK(tensor.scalar_type() == type && tensor.dim() == 1 && tensor.size(0) == shape.rows &&
                         tensor.device() == input.device(),
@@ -195,11 +242,25 @@ norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output, con
     const Tensor m = mean ? check_statistic("mean", *mean, at::kDouble) : Tensor();
     const Tensor r = check_statistic("rstd", rstd, rstd_options(input).dtype().toScalarType());
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const Tensor x = input.contiguous(), g = grad_output.contiguous();
-    const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor();
+    if (masked) {
+        check_takes_mask(op, input, shape, dtype);
+        TORCH_CHECK(0.0 < masked->p && masked->p <= 1.0, op, ": expected p to be above 0 and at most 1, got ",
+                    masked->p);
+        TORCH_CHECK(masked->mask.scalar_type() == at::kByte && masked->mask.is_contiguous() &&
+                        masked->mask.numel() == shape.rows * shape.cols / 8 && masked->mask.device() == input.device(),
+                    op, ": expected mask to be what forward returned, got ", masked->mask.toString(), " of shape ",
+                    masked->mask.sizes());
+        if (parameters.weight.defined())
+            parameters.weight = contiguous_vectors(parameters.weight);
+    }
+    const auto dense = [&](const Tensor &tensor) { return masked ? contiguous_vectors(tensor) : tensor.contiguous(); };
+    const Tensor x = dense(input), g = dense(grad_output);
+    const Tensor more = grad_sum ? dense(*grad_sum) : Tensor();
     const auto options = x.options().dtype(weight ? weight->scalar_type() : bias_type.value_or(input.scalar_type()));
     const std::array<int64_t, 1> none{0};
     Tensor grad_input = empty(wanted[0] ? x.sizes() : at::IntArrayRef(none), x.options());
+    if (masked)
+        masked->grad_dropped = empty(x.sizes(), x.options());
     Tensor grads[3];
     for (int which = 0; which < 3; which++) {
         const at::IntArrayRef sizes = wanted[1 + which] ? normalized_shape : at::IntArrayRef(none);
@@ -222,6 +283,15 @@ norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output, con
 #endif
         void *const workspace_data = workspace.defined() ? workspace.data_ptr() : nullptr;
         (void)workspace_data;
+        if (masked) {
+            CUDA_OPS_LAUNCH(op, cuda_ops_layer_norm_backward_mask_cuda(
+                                    grad_input_data, masked->grad_dropped.data_ptr(), grad_weight_data, grad_bias_data,
+                                    workspace_data, g.const_data_ptr(), data_or_null(more), x.const_data_ptr(),
+                                    data_or_null(parameters.weight), mean_data, r.const_data_ptr(),
+                                    masked->mask.const_data_ptr<uint8_t>(), masked->p, shape.rows, shape.cols, dtype,
+                                    parameter_dtype, current_stream(op)));
+            return {grad_input, grads[0], grads[1], grads[2]};
+        }
         CUDA_OPS_LAUNCH(op, cuda_ops_layer_norm_backward_cuda(
                                 grad_input_data, grad_weight_data, grad_bias_data, grad_input_sums_data, workspace_data,
                                 g.const_data_ptr(), data_or_null(more), x.const_data_ptr(),
@@ -295,6 +365,17 @@ add_layer_norm_forward(const Tensor &input, const Tensor &residual, at::IntArray
     return {n.output, n.sum, n.mean, n.rstd, n.state};
 }
 
+// The same, of p above 0, and dropout's mask for layer_norm_backward_mask.
+static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+add_layer_norm_forward_mask(const Tensor &input, const Tensor &residual, at::IntArrayRef normalized_shape,
+                            const OptionalTensor &weight, const OptionalTensor &bias, double eps, double p)
+{
+    TORCH_CHECK(0.0 < p && p <= 1.0, "add_layer_norm: expected p to be above 0 and at most 1, got ", p);
+    const Normalized n = norm_forward("add_layer_norm", CUDA_OPS_LAYER_NORM, input, &residual, normalized_shape, weight,
+                                      bias, eps, p, true);
+    return {n.output, n.sum, n.mean, n.rstd, n.state, n.mask};
+}
+
 static std::tuple<Tensor, Tensor, Tensor, Tensor> add_rms_norm_forward(const Tensor &input, const Tensor &residual,
                                                                        at::IntArrayRef normalized_shape,
                                                                        const OptionalTensor &weight, double eps,
@@ -327,6 +408,21 @@ layer_norm_backward_with_sums(const Tensor &grad_output, const OptionalTensor &g
 {
     return norm_backward("layer_norm_backward", CUDA_OPS_LAYER_NORM, grad_output, grad_sum, input, normalized_shape,
                          weight, &mean, rstd, bias_type, {true, with_weight, with_bias, true});
+}
+
+// layer_norm_backward behind add_layer_norm_forward_mask: the gradients of the residual and of what dropout took, and those
+// of the parameters.
+static std::tuple<Tensor, Tensor, Tensor, Tensor>
+layer_norm_backward_mask(const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &input,
+                         at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &mean,
+                         const Tensor &rstd, const Tensor &mask, double p, std::optional<at::ScalarType> bias_type,
+                         bool with_weight, bool with_bias)
+{
+    Masked masked{mask, p, Tensor()};
+    const auto [grad_input, grad_weight, grad_bias, sums] =
+        norm_backward("layer_norm_backward", CUDA_OPS_LAYER_NORM, grad_output, grad_sum, input, normalized_shape,
+                      weight, &mean, rstd, bias_type, {true, with_weight, with_bias, false}, &masked);
+    return {grad_input, masked.grad_dropped, grad_weight, grad_bias};
 }
 
 static std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor &grad_output, const OptionalTensor &grad_sum,
@@ -519,6 +615,14 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "int[] normalized_shape, Tensor? weight, Tensor mean, Tensor rstd, ScalarType? bias_dtype, "
                 "bool with_weight, bool with_bias) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, "
                 "Tensor grad_input_sums)");
+    library.def("add_layer_norm_forward_mask(Tensor input, Tensor residual, int[] normalized_shape, Tensor? weight, "
+                "Tensor? bias, float eps, float p)"
+                " -> (Tensor output, Tensor sum, Tensor mean, Tensor rstd, Tensor state, Tensor mask)",
+                {at::Tag::nondeterministic_seeded});
+    library.def("layer_norm_backward_mask(Tensor grad_output, Tensor? grad_sum, Tensor input, int[] normalized_shape, "
+                "Tensor? weight, Tensor mean, Tensor rstd, Tensor mask, float p, ScalarType? bias_dtype, "
+                "bool with_weight, bool with_bias)"
+                " -> (Tensor grad_input, Tensor grad_dropped, Tensor grad_weight, Tensor grad_bias)");
     library.def("rms_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor input, SymInt[] normalized_shape, "
                 "Tensor? weight, Tensor rstd, float eps, bool[2] wanted) -> (Tensor grad_input, Tensor grad_weight)");
     library.def("add_layer_norm_gradients(Tensor grad_output, Tensor? grad_sum, Tensor sum, SymInt[] normalized_shape, "
@@ -568,6 +672,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_VMAP(library, "add_rms_norm_forward", "random p");
     CUDA_OPS_IMPLEMENT(library, "layer_norm_backward", cuda_ops::layer_norm_backward);
     CUDA_OPS_IMPLEMENT(library, "layer_norm_backward_with_sums", cuda_ops::layer_norm_backward_with_sums);
+    CUDA_OPS_IMPLEMENT(library, "add_layer_norm_forward_mask", cuda_ops::add_layer_norm_forward_mask);
+    CUDA_OPS_IMPLEMENT(library, "layer_norm_backward_mask", cuda_ops::layer_norm_backward_mask);
     CUDA_OPS_IMPLEMENT(library, "rms_norm_backward", cuda_ops::rms_norm_backward);
     // As PyTorch's, of which rms_norm is in none of autocast's lists.
     CUDA_OPS_AUTOCAST(library, "layer_norm_forward", FLOAT32_ON_CUDA);

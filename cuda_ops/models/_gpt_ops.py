@@ -23,6 +23,7 @@ if problem is None:
     from ..ops.round_list import round_list
     from ..ops.token_position_embedding import token_position_embedding_forward
 
+    add_layer_norm_forward_mask = operator("add_layer_norm_forward_mask")
     attention_packed_backward = operator("attention_packed_backward")
     attention_packed_bias = operator("attention_packed_bias")
     attention_packed_gradients = operator("attention_packed_gradients")
@@ -31,6 +32,7 @@ if problem is None:
     embedding_backward_add = operator("embedding_backward_add")
     gelu_linear_backward = operator("gelu_linear_backward")
     layer_norm_backward = operator("layer_norm_backward")
+    layer_norm_backward_mask = operator("layer_norm_backward_mask")
     layer_norm_backward_with_sums = operator("layer_norm_backward_with_sums")
     linear_backward_float32_bias = operator("linear_backward_float32_bias")
     linear_backward_float32_weight = operator("linear_backward_float32_weight")
@@ -45,6 +47,10 @@ MOST_FUSED_CLASSES = 1024
 """On CUDA, but for half precision on Hopper. Beyond it linear_cross_entropy's own products take more time (49 TFLOP/s
 on an H200 in bf16, csrc/cuda/linear_cross_entropy/linear_cross_entropy.cu) than linear's and what it costs to store the
 logits."""
+
+
+MOST_MASKED_FEATURES = 8192
+"""Of rows that layer_norm's kernel in registers takes, which the mask of dropout is for."""
 
 
 def is_fused(input, weight):
@@ -166,27 +172,33 @@ def widened(tensor):
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def add_norm_and_saved(added, residual, weight, bias, eps):
+def add_norm_and_saved(added, residual, weight, bias, eps, p=0.0):
     """(norm, sum), and what is saved."""
-    output, total, mean, rstd, _ = add_layer_norm_forward(
-        added, residual, residual.shape[-1:], weight, bias, eps, 0.0, None
-    )
-    return (output, total), [total, weight, mean, rstd]
+    rest = residual.shape[-1:], weight, bias, eps
+    if p == 0.0:
+        output, total, mean, rstd, state = add_layer_norm_forward(added, residual, *rest, p, None)
+        mask = None
+    else:
+        output, total, mean, rstd, state, mask = add_layer_norm_forward_mask(added, residual, *rest, p)
+    return (output, total), [total, weight, mean, rstd, state, mask]
 
 
-def add_norm_gradients(grad_output, grad_sum, saved, eps, with_weight, with_bias, with_sums):
-    """Those of both summands, alike, of weight and of bias; and the sums of the first over its rows, which are the
-    gradient of a bias that was added last, or None."""
-    total, weight, mean, rstd = saved
+def add_norm_gradients(grad_output, grad_sum, saved, eps, p, with_weight, with_bias, with_sums):
+    """Those of the residual and of what was added to it, of weight and of bias; and the sums of the second over its
+    rows, which are the gradient of a bias that was added last, or None where they are not known."""
+    total, weight, mean, rstd, state, mask = saved
     if grad_output is None:
         grad_output = torch.zeros_like(total)
     # Of gradients for parameters that there are not.
     shape, dtype = total.shape[-1:], widened(total[:0]).dtype
+    both = grad_output, grad_sum, total, shape, weight, mean, rstd
+    if p > 0.0 and not torch.is_grad_enabled():
+        return *layer_norm_backward_mask(*both, mask, p, dtype, with_weight, with_bias), None
     if torch.is_grad_enabled() or not with_sums:
-        wanted = [True, with_weight, with_bias]
-        return *layer_norm_backward(grad_output, grad_sum, total, shape, weight, mean, rstd, eps, dtype, wanted), None
-    rest = shape, weight, mean, rstd, dtype, with_weight, with_bias
-    return layer_norm_backward_with_sums(grad_output, grad_sum, total, *rest)
+        grad, *parameters = layer_norm_backward(*both, eps, dtype, [True, with_weight, with_bias])
+        return grad, dropout_backward(grad, state, p, grad.stride()) if p > 0.0 else grad, *parameters, None
+    grad, *rest = layer_norm_backward_with_sums(*both, dtype, with_weight, with_bias)
+    return grad, grad, *rest
 
 
 class RoundedLinear(torch.autograd.Function):
@@ -221,13 +233,13 @@ class RoundedMLP(torch.autograd.Function):
 
 
 class RoundedLinearAddNorm(torch.autograd.Function):
-    """add_layer_norm of RoundedLinear's output and a residual: (norm, sum)."""
+    """add_layer_norm, with dropout, of RoundedLinear's output and a residual: (norm, sum)."""
 
     @staticmethod
-    def forward(ctx, residual, norm_weight, norm_bias, eps, input, weight, bias, *halves):
+    def forward(ctx, residual, norm_weight, norm_bias, eps, p, input, weight, bias, *halves):
         added, saved = linear_and_saved(input, weight, bias, *halves)
-        outputs, of_norm = add_norm_and_saved(added, residual, norm_weight, norm_bias, eps)
-        ctx.eps = eps
+        outputs, of_norm = add_norm_and_saved(added, residual, norm_weight, norm_bias, eps, p)
+        ctx.eps, ctx.p = eps, p
         ctx.set_materialize_grads(False)  # nothing comes for the last sum
         ctx.save_for_backward(*of_norm, *saved)
         return outputs
@@ -235,11 +247,11 @@ class RoundedLinearAddNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output, grad_sum):
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad
-        grad, grad_weight, grad_bias, sums = add_norm_gradients(
-            grad_output, grad_sum, saved[:4], ctx.eps, *wanted[1:3], wanted[6]
+        grad, grad_added, grad_weight, grad_bias, sums = add_norm_gradients(
+            grad_output, grad_sum, saved[:6], ctx.eps, ctx.p, *wanted[1:3], wanted[7]
         )
-        grads = linear_gradients(grad, saved[4:], wanted[4:7], sums)
-        return *where(wanted, grad, grad_weight, grad_bias), None, *grads, None, None
+        grads = linear_gradients(grad_added, saved[6:], wanted[5:8], sums)
+        return *where(wanted, grad, grad_weight, grad_bias), None, None, *grads, None, None
 
 
 class RoundedAttentionAddNorm(torch.autograd.Function):
@@ -264,9 +276,9 @@ class RoundedAttentionAddNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output, grad_sum):
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad
-        input, weight, bias, first, next_weight, second, qkv, output, *statistics = saved[4:]
-        grad, grad_weight, grad_bias, sums = add_norm_gradients(
-            grad_output, grad_sum, saved[:4], ctx.eps, *wanted[1:3], wanted[9]
+        input, weight, bias, first, next_weight, second, qkv, output, *statistics = saved[6:]
+        grad, _, grad_weight, grad_bias, sums = add_norm_gradients(
+            grad_output, grad_sum, saved[:6], ctx.eps, 0.0, *wanted[1:3], wanted[9]
         )
         if torch.is_grad_enabled():  # to be differentiated further: of the arguments, as above
             qkv = packed(linear_forward(input, *rounded((weight, bias), input.dtype)), ctx.heads)
@@ -293,16 +305,16 @@ def options_of(qkv):
 
 
 class RoundedMLPAddNorm(torch.autograd.Function):
-    """add_layer_norm of RoundedMLP's output and a residual: (norm, sum)."""
+    """add_layer_norm, with dropout, of RoundedMLP's output and a residual: (norm, sum)."""
 
     @staticmethod
-    def forward(ctx, residual, norm_weight, norm_bias, eps, input, *parameters):
+    def forward(ctx, residual, norm_weight, norm_bias, eps, p, input, *parameters):
         """parameters: RoundedMLP's arguments behind input."""
         weight, bias, next_weight, next_bias, approximate, keeps, *halves = parameters
         wanted, layers = any(ctx.needs_input_grad), (weight, bias, next_weight, next_bias)
         added, saved = mlp_and_saved(wanted, keeps, approximate, input, *layers, *halves)
-        outputs, of_norm = add_norm_and_saved(added, residual, norm_weight, norm_bias, eps)
-        ctx.eps, ctx.approximate = eps, approximate
+        outputs, of_norm = add_norm_and_saved(added, residual, norm_weight, norm_bias, eps, p)
+        ctx.eps, ctx.p, ctx.approximate = eps, p, approximate
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*of_norm, *saved)
         return outputs
@@ -310,11 +322,11 @@ class RoundedMLPAddNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output, grad_sum):
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad
-        grad, grad_weight, grad_bias, sums = add_norm_gradients(
-            grad_output, grad_sum, saved[:4], ctx.eps, *wanted[1:3], wanted[8]
+        grad, grad_added, grad_weight, grad_bias, sums = add_norm_gradients(
+            grad_output, grad_sum, saved[:6], ctx.eps, ctx.p, *wanted[1:3], wanted[9]
         )
-        grads = mlp_gradients(grad, saved[4:], ctx.approximate, wanted[4:9], sums)
-        return *where(wanted, grad, grad_weight, grad_bias), None, *grads, *(None,) * 6
+        grads = mlp_gradients(grad_added, saved[6:], ctx.approximate, wanted[5:10], sums)
+        return *where(wanted, grad, grad_weight, grad_bias), None, None, *grads, *(None,) * 6
 
 
 class TiedEmbedding(torch.autograd.Function):
@@ -441,14 +453,26 @@ def finds_bias(input: Tensor, residual: Tensor, norm: tuple, p: float, *paramete
     return p == 0.0 and there and alike and len(norm[0]) == 1 and is_rounded(input, *parameters, weight, bias)
 
 
+def keeps_mask(input: Tensor, residual: Tensor, norm: tuple, p: float, *parameters: Tensor | None) -> bool:
+    """Whether the norm behind a layer, with dropout between them, is to keep the mask for a backward that gives the
+    gradients of both summands."""
+    shape, weight, bias, _ = norm
+    alike = residual.dtype == input.dtype and residual.device == input.device
+    if not (0.0 < p < 1.0 and alike and len(shape) == 1 and is_rounded(input, *parameters, weight, bias)):
+        return False
+    rows = shape[0] % 8 == 0 and shape[0] <= MOST_MASKED_FEATURES and input.is_cuda
+    return rows and torch.is_grad_enabled() and not is_compiling()
+
+
 def linear_add_norm(
     input: Tensor, parameters: tuple, residual: Tensor, norm: tuple, p: float, halves: tuple = ()
 ) -> tuple[Tensor, Tensor]:
     """add_layer_norm of linear's output and a residual; `norm` is what add_layer_norm takes behind them, `p` the
     probability of dropout."""
-    if not finds_bias(input, residual, norm, p, *parameters):
+    there = input, residual, norm, p, *parameters
+    if not (finds_bias(*there) or keeps_mask(*there)):
         return functional.add_layer_norm(linear(input, *parameters, halves), residual, *norm, p)
-    return RoundedLinearAddNorm.apply(residual, *norm[1:], input, *parameters, *halves)
+    return RoundedLinearAddNorm.apply(residual, *norm[1:], p, input, *parameters, *halves)
 
 
 def mlp_add_norm(
@@ -462,9 +486,10 @@ def mlp_add_norm(
     halves: tuple = (),
 ) -> tuple[Tensor, Tensor]:
     """The same of mlp's output."""
-    if not finds_bias(input, residual, norm, p, *parameters):
+    there = input, residual, norm, p, *parameters
+    if not (finds_bias(*there) or keeps_mask(*there)):
         return functional.add_layer_norm(mlp(input, parameters, approximate, keeps, halves), residual, *norm, p)
-    return RoundedMLPAddNorm.apply(residual, *norm[1:], input, *parameters, approximate, keeps, *halves)
+    return RoundedMLPAddNorm.apply(residual, *norm[1:], p, input, *parameters, approximate, keeps, *halves)
 
 
 def attention_add_norm(

@@ -22,6 +22,15 @@ def _(input, residual, normalized_shape, weight, bias, eps, p, call=None):
     return output, torch.empty_like(output), mean, empty_rstd(input, rows), state
 
 
+@register_fake("cuda_ops::add_layer_norm_forward_mask")
+def _(input, residual, normalized_shape, weight, bias, eps, p):
+    rows = check_shapes("add_layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    mean = input.new_empty(rows, dtype=torch.float64)
+    state, mask = input.new_empty(2, dtype=torch.int64), input.new_empty(input.numel() // 8, dtype=torch.uint8)
+    return output, torch.empty_like(output), mean, empty_rstd(input, rows), state, mask
+
+
 add_layer_norm_forward = operator("add_layer_norm_forward")
 AddLayerNormFunction = autograd_function("add_layer_norm_forward", "AddLayerNormFunction")
 

@@ -38,6 +38,17 @@ def _(grad_output, grad_sum, input, normalized_shape, weight, mean, rstd, bias_d
     )
 
 
+@register_fake("cuda_ops::layer_norm_backward_mask")
+def _(grad_output, grad_sum, input, normalized_shape, weight, mean, rstd, mask, p, bias_dtype, with_weight, with_bias):
+    dtype = weight.dtype if weight is not None else input.dtype if bias_dtype is None else bias_dtype
+    return (
+        torch.empty_like(input, memory_format=torch.contiguous_format),
+        torch.empty_like(input, memory_format=torch.contiguous_format),
+        input.new_empty(normalized_shape if with_weight else 0, dtype=dtype),
+        input.new_empty(normalized_shape if with_bias else 0, dtype=dtype),
+    )
+
+
 layer_norm_forward = operator("layer_norm_forward")
 LayerNormFunction = autograd_function("layer_norm_forward", "LayerNormFunction")
 

@@ -8,18 +8,23 @@ using namespace emulation;
 
 static void layer_norm(int64_t number)
 {
-    const cuda_ops_dtype dtype = DTYPES[random_below(4)];
-    const bool half = bytes_of(dtype) == 2, full = half && one_in(2), rms = one_in(3), adds = one_in(2);
+    const bool wants_mask = one_in(4); // dropout's mask is kept for backward
+    all_aligned = all_aligned || wants_mask;
+    const cuda_ops_dtype half_dtype = one_in(2) ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
+    const cuda_ops_dtype dtype = wants_mask ? half_dtype : DTYPES[random_below(4)];
+    const bool half = bytes_of(dtype) == 2, full = half && one_in(2), rms = !wants_mask && one_in(3);
+    const bool adds = wants_mask || one_in(2);
     const cuda_ops_dtype parameters = full ? CUDA_OPS_FLOAT32 : dtype;
     const cuda_ops_dtype saved = dtype == CUDA_OPS_FLOAT64 ? dtype : CUDA_OPS_FLOAT32;
     const bool is_long = one_in(4), is_longest = is_long && one_in(3);
-    const int64_t cols =
+    const int64_t any_cols =
         is_long ? random_in(is_longest ? 16000 : 4000, (is_longest ? 20000 : 6000) * (half ? 2 : 1)) / 8 * 8 +
                       (one_in(3) ? random_in(0, 7) : 0)
                 : random_size(3000);
+    const int64_t cols = wants_mask ? (any_cols + 7) / 8 * 8 : any_cols;
     const int64_t rows = is_long ? random_in(1, is_longest ? 2 : 5) : random_size(40000 / cols + 1),
                   count = rows * cols;
-    const double eps = 1e-5, p = adds && one_in(2) ? 0.25 : 0.0;
+    const double eps = 1e-5, p = adds && (wants_mask || one_in(2)) ? 0.25 : 0.0;
     const Array input = Array(count, dtype).random(), residual = Array(adds ? count : 0, dtype).random();
     const Array weight = Array(cols, parameters).random(), bias = Array(cols, parameters).random();
     const bool has_weight = !one_in(4), has_bias = !one_in(4);
@@ -32,7 +37,15 @@ static void layer_norm(int64_t number)
     int64_t *const state = p > 0 ? (int64_t *)device_memory(16, 0) : nullptr;
     double *const means = rms ? nullptr : (double *)mean.data;
     void *const w = has_weight ? weight.data : nullptr;
-    if (adds)
+    const Array grad_output = Array(count, dtype).random(), grad_sum = Array(count, dtype).random();
+    const Array grad_input(count, dtype), grad_dropped(p > 0 ? count : 0, dtype);
+    const bool masked = wants_mask && cuda_ops_layer_norm_takes_mask_cuda(rows, cols, dtype);
+    uint8_t *const mask = masked ? (uint8_t *)device_memory((size_t)(count / 8), 0) : nullptr;
+    if (masked)
+        expect_success(cuda_ops_add_layer_norm_forward_mask_cuda(
+            output.data, sum.data, means, rstd.data, state, mask, input.data, residual.data, w,
+            has_bias ? bias.data : nullptr, rows, cols, eps, p, philox, dtype, parameters, nullptr));
+    else if (adds)
         expect_success(cuda_ops_add_layer_norm_forward_cuda(output.data, sum.data, means, rstd.data, state, input.data,
                                                             residual.data, w, has_bias ? bias.data : nullptr, rows,
                                                             cols, eps, norm, p, philox, dtype, parameters, nullptr));
@@ -69,16 +82,23 @@ static void layer_norm(int64_t number)
         }
     }
     // Backward, of what forward has saved.
-    const bool wants_input = !one_in(6), wants_weight = !one_in(4), wants_bias = !one_in(4), more = one_in(2);
-    const bool wants_sums = wants_input && one_in(2);
-    const Array grad_output = Array(count, dtype).random(), grad_sum = Array(more ? count : 0, dtype).random();
-    const Array grad_input(count, dtype), grad_weight(cols, parameters), grad_bias(cols, parameters);
+    const bool wants_input = masked || !one_in(6), wants_weight = !one_in(4), wants_bias = !one_in(4), more = one_in(2);
+    const bool wants_sums = wants_input && !masked && one_in(2);
+    const Array grad_weight(cols, parameters), grad_bias(cols, parameters);
     const Array grad_input_sums(cols, parameters);
     void *const workspace = device_memory((size_t)cuda_ops_layer_norm_workspace_cuda(rows, cols, dtype), 0);
-    expect_success(cuda_ops_layer_norm_backward_cuda(
-        wants_input ? grad_input.data : nullptr, wants_weight ? grad_weight.data : nullptr,
-        wants_bias ? grad_bias.data : nullptr, wants_sums ? grad_input_sums.data : nullptr, workspace, grad_output.data,
-        more ? grad_sum.data : nullptr, x.data, w, means, rstd.data, rows, cols, norm, dtype, parameters, nullptr));
+    void *const to_weight = wants_weight ? grad_weight.data : nullptr, *const to_bias =
+                                                                           wants_bias ? grad_bias.data : nullptr;
+    if (masked)
+        expect_success(
+            cuda_ops_layer_norm_backward_mask_cuda(grad_input.data, grad_dropped.data, to_weight, to_bias, workspace,
+                                                   grad_output.data, more ? grad_sum.data : nullptr, x.data, w, means,
+                                                   rstd.data, mask, p, rows, cols, dtype, parameters, nullptr));
+    else
+        expect_success(cuda_ops_layer_norm_backward_cuda(
+            wants_input ? grad_input.data : nullptr, to_weight, to_bias, wants_sums ? grad_input_sums.data : nullptr,
+            workspace, grad_output.data, more ? grad_sum.data : nullptr, x.data, w, means, rstd.data, rows, cols, norm,
+            dtype, parameters, nullptr));
     std::vector<double> weight_sums((size_t)cols), bias_sums((size_t)cols), sizes((size_t)cols);
     for (int64_t r = 0; r < rows; r++) {
         const double m = rms ? 0 : mean[r], scale = rstd[r];
@@ -98,6 +118,10 @@ static void layer_norm(int64_t number)
             const double expected = scale * (h - mean_h - xhat * slope) + (more ? grad_sum[i] : 0);
             expect_near("grad_input", i, grad_input[i], expected,
                         rounding * fabs(expected) + inner * scale * (fabs(h) + fabs(mean_h) + fabs(xhat * slope) + 2));
+            if (masked)
+                expect_near("grad_dropped", i, grad_dropped[i], expected * kept[(size_t)i],
+                            2 * rounding * fabs(expected) +
+                                2 * inner * scale * (fabs(h) + fabs(mean_h) + fabs(xhat * slope) + 2));
         }
     }
     const double rounded = rounding_of(parameters);

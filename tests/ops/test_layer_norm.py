@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from support.devices import CUDA_DTYPES
+from support.devices import CUDA_DTYPES, cuda_param
 from support.opspec import RELATIVE_NORM, assert_close
 
 import cuda_ops
@@ -54,6 +54,63 @@ def test_backward_with_the_sums_over_rows(device_dtype, cols, with_grad_sum):
     assert torch.equal(again, sums) and [tensor.numel() for tensor in none[1:]] == [0, 0]
     if cols == 64:
         torch.library.opcheck(torch.ops.cuda_ops.layer_norm_backward_with_sums.default, (*both, None, True, False))
+
+
+@pytest.mark.parametrize("dtype", [cuda_param(torch.bfloat16), cuda_param(torch.float16)])
+@pytest.mark.parametrize("cols", [8, 64, 264, 384, 768, 1600, 8192])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_dropouts_mask_is_kept(dtype, cols, shift):
+    """Forward is that of add_layer_norm after the same seed, and leaves its mask; backward is layer_norm's, with the
+    gradient by the mask beside it. Also where rows are at odd addresses. Many rows of 33 to 48 vectors have half a warp
+    each."""
+    ops, device, rows, p = torch.ops.cuda_ops, "cuda", 5000 if 256 < cols <= 384 else 700, 0.3
+
+    def halves(seed):
+        flat = torch.empty(rows * cols + shift, device=device, dtype=dtype)[shift:]
+        return flat.copy_(random(rows * cols, seed=seed)).view(rows, cols)
+
+    x, residual, g, more = (halves(seed) for seed in range(4))
+    weight, bias = (random(cols, seed=seed).to(device, torch.float32) for seed in (4, 5))
+    results = []
+    for op in (ops.add_layer_norm_forward, ops.add_layer_norm_forward_mask):
+        torch.manual_seed(2)
+        results.append(op(x, residual, [cols], weight, bias, 1e-5, p))
+    *actual, mask = results[1]
+    for ours, theirs in zip(actual, results[0], strict=True):
+        if shift:  # by another kernel
+            assert_close(ours, theirs, RELATIVE_NORM[dtype])
+        else:
+            assert torch.equal(ours, theirs)
+    output, total, mean, rstd, state = actual
+    expected = native.layer_norm(total.double(), (cols,), weight.double(), bias.double())
+    assert_close(output, expected, RELATIVE_NORM[dtype])
+    ones = torch.ones_like(x)
+    kept = ops.dropout_backward(ones, state, p, ones.stride()) != 0
+    assert torch.equal((mask[:, None] >> torch.arange(8, device=device) & 1).bool().view(rows, cols), kept)
+    both = g, more, total, [cols], weight, mean, rstd
+    grad, dropped, *parameters = ops.layer_norm_backward_mask(*both, mask, p, None, True, True)
+    expected = ops.layer_norm_backward(*both, 1e-5, None, [True, True, True])
+    for ours, theirs in zip((grad, *parameters), expected, strict=True):
+        assert_close(ours, theirs, RELATIVE_NORM[dtype])
+    assert_close(dropped, grad.double() * kept / (1 - p), RELATIVE_NORM[dtype])
+    assert torch.equal(dropped == 0, (grad == 0) | ~kept)
+    none = ops.layer_norm_backward_mask(*both, mask, p, None, False, False)[2:]
+    assert [tensor.numel() for tensor in none] == [0, 0]
+    if cols == 64:
+        tests = ("test_schema", "test_faketensor")
+        backward = ops.layer_norm_backward_mask.default, (*both, mask, p, None, True, False)
+        forward = ops.add_layer_norm_forward_mask.default, (x, residual, [cols], weight, bias, 1e-5, p)
+        for op, arguments in (backward, forward):
+            torch.library.opcheck(op, arguments, test_utils=tests)
+
+
+def test_masks_of_other_rows_are_refused(device_dtype):
+    device, dtype = device_dtype
+    x = random(3, 12).to(device, dtype)
+    with pytest.raises(NotImplementedError, match="add_layer_norm: expected input to be float16 or bfloat16 on CUDA"):
+        torch.ops.cuda_ops.add_layer_norm_forward_mask(x, x, [12], None, None, 1e-5, 0.5)
+    with pytest.raises(RuntimeError, match="expected p to be above 0 and at most 1, got 0"):
+        torch.ops.cuda_ops.add_layer_norm_forward_mask(x, x, [12], None, None, 1e-5, 0.0)
 
 
 # Rows of a part of a warp, a warp, a block, a cluster, and streamed ones; of whole vectors and not.

@@ -10,10 +10,12 @@
 // before it waits for the sums of this one (for single elements there are no registers left). Each block leaves a row
 // of sums, and a second kernel adds these in a fixed order. The sums over rows of grad_input itself, the gradient of a
 // bias before the norm, come from the same pass (SUMS) in halves of whole vectors, in shared memory, where each thread
-// has its own. Bound by memory: two reads and one write, and with grad_sum a third read.
+// has its own. DROPS: grad_input is stored once more, by the mask of the dropout before the norm. Bound by memory: two
+// reads and one write, and with grad_sum a third read.
 #include "common/column_sums.cuh"
 #include "common/device.h"
 #include "common/value.cuh"
+#include "cuda_ops/dropout.h"
 #include "layer_norm/paths.h"
 #include "layer_norm/rows.cuh"
 
@@ -23,19 +25,20 @@ static constexpr int SLOT_THREADS = 512; // of a block of several rows, or in a 
 template <typename T>
 struct BackwardRows {
     typedef accumulate_type<T> A;
-    T *grad_input;
+    T *grad_input, *grad_dropped;
     A *partials;
     const T *grad_output, *grad_sum, *input;
     const double *mean;
     const A *rstd;
     const void *weight;
+    const uint8_t *mask;
     int64_t rows;
     int cols, threads, cluster;
-    A inverse_cols;
-    bool rms, full_parameters;
+    A inverse_cols, scale;            // scale: of what dropout keeps
+    bool rms, full_parameters, apart; // apart: several rows of warps of their own side by side
 };
 
-template <typename T, int COUNT, int VECTORS, bool CLUSTER, bool SUMS>
+template <typename T, int COUNT, int VECTORS, bool CLUSTER, bool SUMS, bool DROPS = false>
 __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const BackwardRows<T> a)
 {
     typedef accumulate_type<T> A;
@@ -90,6 +93,10 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
                 more[v] = load_vector_or(reinterpret_cast<const P *>(a.grad_sum + row * a.cols) + rank + v * stride,
                                          a.grad_sum && row < a.rows && rank + v * stride < vectors, zeros);
         }
+        uint32_t kept = 0;
+        if constexpr (DROPS)
+            if (row < a.rows && rank < vectors)
+                kept = a.mask[row * vectors + rank];
         const A center = (A)mean, shift = (A)((double)center - mean) * rstd;
         A sums[2] = {0, 0}, h[SHARE];
 #pragma unroll
@@ -111,7 +118,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
             }
         }
         if (a.grad_input) {
-            row_sums<CLUSTER>(sums, a.threads, cluster, scratch, turn);
+            row_sums<CLUSTER>(sums, a.threads, cluster, scratch, turn, !CLUSTER && a.apart);
             const A mean_h = a.rms ? A(0) : sums[0] * a.inverse_cols, slope = sums[1] * a.inverse_cols;
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
@@ -140,6 +147,13 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
                         }
                     }
                     store_vector(reinterpret_cast<P *>(a.grad_input + at), vector_of<T>(result));
+                    if constexpr (DROPS) {
+                        static_assert(COUNT == 8 && VECTORS == 1 && !SUMS, "a byte of the mask a thread");
+#pragma unroll
+                        for (int e = 0; e < COUNT; e++)
+                            result[e] *= kept >> e & 1 ? a.scale : A(0);
+                        store_vector(reinterpret_cast<P *>(a.grad_dropped + at), vector_of<T>(result));
+                    }
                 }
         }
         if constexpr (!AHEAD)
@@ -206,7 +220,7 @@ RowShape layer_norm_backward_shape(const LayerNormCall &call, const Device &devi
     const int size = (int)(16 / dtype_size(call.dtype));
     const bool vectorised = call.cols % size == 0 && is_aligned_16(call.grad_input) &&
                             is_aligned_16(call.grad_output) && is_aligned_16(call.grad_sum) &&
-                            is_aligned_16(call.input) && is_aligned_16(call.weight);
+                            is_aligned_16(call.input) && is_aligned_16(call.weight) && is_aligned_16(call.grad_dropped);
     RowShape shape = {vectorised ? size : 1, vectorised ? 1 : single_elements(dtype_size(call.dtype)), 0, 1, 1};
     const int64_t vectors = call.cols / shape.elements, threads = ceil_div(vectors, shape.vectors);
     if (threads <= MOST_THREADS) {
@@ -234,14 +248,15 @@ static bool sums_in_kernel(const LayerNormCall &call, const RowShape &shape)
 
 // Calls what(kernel) with the kernel of that shape.
 template <typename T, typename What>
-static void with_kernel(const RowShape &shape, bool sums, What what)
+static void with_kernel(const RowShape &shape, bool sums, bool drops, What what)
 {
     if (shape.elements == 1) {
         what(layer_norm_backward_kernel<T, 1, single_elements(sizeof(T)), false, false>);
     } else if (shape.cluster == 1) {
         if constexpr (sizeof(T) == 2)
-            if (sums) {
-                what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false, true>);
+            if (sums || drops) {
+                what(drops ? layer_norm_backward_kernel<T, vector16<T>::size, 1, false, false, true>
+                           : layer_norm_backward_kernel<T, vector16<T>::size, 1, false, true>);
                 return;
             }
         what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false, false>);
@@ -251,13 +266,14 @@ static void with_kernel(const RowShape &shape, bool sums, What what)
 }
 
 // Groups of rows: as many as run at once, since a second round would take as long as the first. The kernels with
-// grad_input's sums and without have as many, so that what they leave of the parameters' gradients is the same.
+// grad_input's sums, with a mask and without have as many, so that what they leave of the parameters' gradients is the
+// same.
 template <typename T>
 static int64_t groups_of(int64_t rows, const RowShape &shape, const Device &device)
 {
     int64_t groups = ceil_div(rows, shape.slots);
-    for (const bool sums : {false, true})
-        with_kernel<T>(shape, sums, [&](auto kernel) {
+    for (const int kind : {0, 1, 2})
+        with_kernel<T>(shape, kind == 1, kind == 2, [&](auto kernel) {
             const int64_t there = shape.cluster > 1 ? active_clusters(kernel, shape.threads, shape.cluster)
                                                     : (int64_t)device.multiprocessors *
                                                           active_blocks(kernel, shape.threads * shape.slots, 0);
@@ -285,8 +301,10 @@ static int64_t launch(const LayerNormCall &call, const RowShape &shape, const De
     a.weight = call.weight, a.rows = call.rows, a.cols = (int)call.cols;
     a.threads = shape.threads, a.cluster = shape.cluster, a.inverse_cols = A(1) / (A)call.cols;
     a.rms = call.rms, a.full_parameters = call.parameter_dtype != call.dtype;
+    a.mask = call.mask, a.grad_dropped = (T *)call.grad_dropped, a.scale = (A)cuda_ops_dropout_scale(call.p);
+    a.apart = shape.slots > 1 && shape.threads > WARP_SIZE;
     const int64_t parts = groups_of<T>(call.rows, shape, device);
-    with_kernel<T>(shape, sums_in_kernel(call, shape), [&](auto kernel) {
+    with_kernel<T>(shape, sums_in_kernel(call, shape), call.mask != nullptr, [&](auto kernel) {
         const int threads = shape.threads * shape.slots;
         if (shape.cluster > 1)
             launch_dependent_clusters(kernel, parts * shape.cluster, threads, shape.cluster, 0, call.stream, a);

@@ -31,7 +31,11 @@ RowShape layer_norm_forward_shape(const LayerNormCall &call, const Device &devic
     if (vectorised && call.dtype != CUDA_OPS_FLOAT64) {
         const bool four = vectors <= 4 * WARP_SIZE || (8 * WARP_SIZE < vectors && vectors <= 1024);
         const int64_t two = round_threads(ceil_div(vectors, 2)), few = four ? FEW_OF_FOUR : FEW_OF_EIGHT;
-        if (vectors <= 2 * WARP_SIZE || (two <= MOST_THREADS && call.rows * two <= few * device.multiprocessors))
+        const bool are_few = two <= MOST_THREADS && call.rows * two <= few * device.multiprocessors;
+        // Three vectors for each of half a warp's threads, where two for a warp's would leave a quarter of it idle.
+        if (WARP_SIZE < vectors && vectors <= 3 * WARP_SIZE / 2 && !are_few)
+            shape.vectors = 4;
+        else if (vectors <= 2 * WARP_SIZE || are_few)
             shape.vectors = 2;
         else if (four)
             shape.vectors = 4;
@@ -58,7 +62,8 @@ cuda_ops_status layer_norm_forward(const LayerNormCall &call, const RowShape &sh
     CUDA_OPS_DISPATCH(
         call.dtype, T, typedef accumulate_type<T> A; constexpr int SIZE = vector16<T>::size; ForwardRows<T> a = {};
         a.output = (T *)call.output, a.sum = (T *)call.sum, a.mean = call.mean, a.rstd = (A *)call.rstd;
-        a.state = call.state, a.input = (const T *)call.input, a.residual = (const T *)call.residual;
+        a.state = call.state, a.mask = call.new_mask, a.input = (const T *)call.input,
+        a.residual = (const T *)call.residual;
         a.weight = call.weight, a.bias = call.bias, a.rows = call.rows, a.cols = (int)call.cols;
         a.threads = shape.threads, a.cluster = shape.cluster, a.eps = (A)call.eps, a.inverse_cols = A(1) / (A)call.cols;
         a.rms = call.rms, a.full_parameters = call.parameter_dtype != call.dtype, a.drops = call.state != nullptr;

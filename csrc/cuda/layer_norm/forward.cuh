@@ -18,6 +18,7 @@ struct ForwardRows {
     double *mean;
     A *rstd;
     int64_t *state;
+    uint8_t *mask; // a bit an element, where vectors have eight
     const T *input, *residual;
     const void *weight, *bias;
     int64_t rows;
@@ -133,6 +134,11 @@ __global__ void __launch_bounds__(MOST_THREADS,
                     if (rank + v * stride < vectors)
                         kept[v] =
                             draw_kept<COUNT>(start + (int64_t)(rank + v * stride) * COUNT, seed, offset, a.threshold);
+            if (COUNT == 8 && a.mask)
+#pragma unroll
+                for (int v = 0; v < VECTORS; v++)
+                    if (rank + v * stride < vectors)
+                        a.mask[row * vectors + rank + v * stride] = (uint8_t)kept[v];
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
                 if (rank + v * stride < vectors) {

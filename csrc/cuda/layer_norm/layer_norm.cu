@@ -137,6 +137,56 @@ extern "C" cuda_ops_status cuda_ops_add_layer_norm_forward_cuda(void *output, vo
     return run_path(table, call);
 }
 
+// Whether rows are such as the kernels in registers keep and take masks for: halves in whole vectors, by one block.
+static bool takes_mask(const LayerNormCall &call)
+{
+    const RowShape shape = shape_of(call, current_device());
+    return (call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16) && shape.elements == 8 &&
+           shape.threads > 0 && shape.cluster == 1;
+}
+
+extern "C" int cuda_ops_layer_norm_takes_mask_cuda(int64_t rows, int64_t cols, cuda_ops_dtype dtype)
+{
+    return takes_mask(call_of_sizes(false, rows, cols, dtype)) && takes_mask(call_of_sizes(true, rows, cols, dtype));
+}
+
+extern "C" cuda_ops_status cuda_ops_add_layer_norm_forward_mask_cuda(
+    void *output, void *sum, double *mean, void *rstd, int64_t *state, uint8_t *mask, const void *input,
+    const void *residual, const void *weight, const void *bias, int64_t rows, int64_t cols, double eps, double p,
+    cuda_ops_philox_state philox, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+{
+    if (!(p > 0.0 && p <= 1.0) || !state || !mask)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (rows == 0 || cols == 0)
+        return CUDA_OPS_SUCCESS;
+    LayerNormCall call = call_of_sizes(false, rows, cols, dtype);
+    call.output = output, call.sum = sum, call.mean = mean, call.rstd = rstd, call.state = state, call.new_mask = mask;
+    call.input = input, call.residual = residual, call.weight = weight, call.bias = bias, call.eps = eps;
+    call.p = p, call.philox = philox, call.parameter_dtype = parameter_dtype, call.stream = stream;
+    return takes_mask(call) ? layer_norm_forward(call, shape_of(call, current_device())) : CUDA_OPS_INVALID_ARGUMENT;
+}
+
+extern "C" cuda_ops_status
+cuda_ops_layer_norm_backward_mask_cuda(void *grad_input, void *grad_dropped, void *grad_weight, void *grad_bias,
+                                       void *workspace, const void *grad_output, const void *grad_sum,
+                                       const void *input, const void *weight, const double *mean, const void *rstd,
+                                       const uint8_t *mask, double p, int64_t rows, int64_t cols, cuda_ops_dtype dtype,
+                                       cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+{
+    if (!(p > 0.0 && p <= 1.0) || !mask || !grad_input || !grad_dropped)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (rows == 0 || cols == 0)
+        return CUDA_OPS_SUCCESS;
+    LayerNormCall call = call_of_sizes(true, rows, cols, dtype);
+    call.grad_input = grad_input, call.grad_dropped = grad_dropped, call.mask = mask, call.p = p;
+    call.grad_weight = grad_weight, call.grad_bias = grad_bias;
+    call.workspace = workspace, call.grad_output = grad_output, call.grad_sum = grad_sum;
+    call.input = input, call.weight = weight, call.saved_mean = mean, call.saved_rstd = rstd;
+    call.parameter_dtype = parameter_dtype, call.stream = stream;
+    const Device &device = current_device();
+    return takes_mask(call) ? layer_norm_backward(call, shape_of(call, device), device) : CUDA_OPS_INVALID_ARGUMENT;
+}
+
 extern "C" cuda_ops_status cuda_ops_layer_norm_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
                                                              void *grad_input_sums, void *workspace,
                                                              const void *grad_output, const void *grad_sum,

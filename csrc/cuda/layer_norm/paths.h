@@ -12,18 +12,21 @@ struct LayerNormCall {
     void *output, *sum;
     double *mean;
     void *rstd;
-    int64_t *state; // NULL without dropout
+    int64_t *state;    // NULL without dropout
+    uint8_t *new_mask; // dropout's, where it is wanted
     const void *residual, *bias;
-    double p;
     cuda_ops_philox_state philox;
     double eps;
     // backward
     void *grad_input, *grad_weight, *grad_bias, *grad_input_sums, *workspace;
+    void *grad_dropped;  // grad_input by dropout's mask
+    const uint8_t *mask; // that mask; NULL: neither
     const void *grad_output, *grad_sum;
     const double *saved_mean;
     const void *saved_rstd;
     // both
     const void *input, *weight;
+    double p; // of dropout
     int64_t rows, cols;
     cuda_ops_dtype dtype, parameter_dtype;
     cudaStream_t stream;

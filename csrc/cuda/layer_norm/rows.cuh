@@ -4,6 +4,7 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -36,12 +37,13 @@ __device__ __forceinline__ void prepare_row_sums(RowScratch<A, VALUES> &scratch)
 }
 
 // Sums over the `threads` neighbouring threads that have a row, and over the blocks of the cluster; all get them.
-// threads: a power of two up to 32, or a multiple of 32. `turn` is 0 at first.
+// threads: a power of two up to 32, or a multiple of 32. `turn` is 0 at first. `apart`: the rows that a block has side by
+// side do not wait for each other.
 // Blocks of a cluster send each other their sums by st.async, and wait for those of the others alone: a barrier of the
 // cluster, which would have to release them, also waits until the row before has been written to memory.
 template <bool CLUSTER, typename A, int COUNT, int VALUES>
 __device__ __forceinline__ void row_sums(A (&values)[COUNT], int threads, int cluster, RowScratch<A, VALUES> &scratch,
-                                         int &turn)
+                                         int &turn, bool apart = false)
 {
     static_assert(COUNT <= VALUES, "the scratch has room");
     const int lane = threadIdx.x % WARP_SIZE, buffer = turn & 1;
@@ -58,7 +60,10 @@ __device__ __forceinline__ void row_sums(A (&values)[COUNT], int threads, int cl
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
             scratch.warp[buffer][k][threadIdx.x / WARP_SIZE] = values[k];
-    __syncthreads();
+    if (apart)
+        bar_sync(1 + threadIdx.x / threads, threads);
+    else
+        __syncthreads();
 #pragma unroll
     for (int k = 0; k < COUNT; k++)
         values[k] = warp_sum(lane < warps ? scratch.warp[buffer][k][first + lane] : A(0));

@@ -88,6 +88,24 @@ cuda_ops_status cuda_ops_layer_norm_backward_cuda(void *grad_input, void *grad_w
                                                   cuda_ops_norm norm, cuda_ops_dtype dtype,
                                                   cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
 
+/* With dropout's mask in memory, so that backward does not draw it again: of halves whose rows are whole vectors of eight
+ * in one block's registers (takes_mask), at addresses that are multiples of 16; others are refused.
+ *   mask: [rows * cols / 8], bit e of byte i for element 8 * i + e: whether dropout keeps it
+ *   grad_dropped: grad_input times the mask over 1 - p, the gradient of what dropout took */
+int cuda_ops_layer_norm_takes_mask_cuda(int64_t rows, int64_t cols, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_add_layer_norm_forward_mask_cuda(void *output, void *sum, double *mean, void *rstd,
+                                                          int64_t *state, uint8_t *mask, const void *input,
+                                                          const void *residual, const void *weight, const void *bias,
+                                                          int64_t rows, int64_t cols, double eps, double p,
+                                                          cuda_ops_philox_state philox, cuda_ops_dtype dtype,
+                                                          cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
+cuda_ops_status cuda_ops_layer_norm_backward_mask_cuda(void *grad_input, void *grad_dropped, void *grad_weight,
+                                                       void *grad_bias, void *workspace, const void *grad_output,
+                                                       const void *grad_sum, const void *input, const void *weight,
+                                                       const double *mean, const void *rstd, const uint8_t *mask,
+                                                       double p, int64_t rows, int64_t cols, cuda_ops_dtype dtype,
+                                                       cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
+
 /* The table for a call whose tensors are aligned (paths.h): fills in at most `room` reports, and returns how many rows
  * there are. device: NULL for the current one. */
 int cuda_ops_layer_norm_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int64_t rows, int64_t cols,

@@ -26,8 +26,11 @@ struct GeluBackwardWork : GemmWork {
     float *column_sums; // [tile along m][n], or null
 };
 
-template <typename T, bool B_MN_MAJOR>
-using GeluTile = Tile<T, 128, 192, 2, 1, true, 4, false, B_MN_MAJOR>;
+// Of 192 columns; backward of 128 where k is short, so that its epilogue takes longer than the products: with a third of
+// the sums fewer in registers, twice as many elements are under way in it.
+constexpr int64_t SHORT_K = 512;
+template <typename T, bool B_MN_MAJOR, int N>
+using GeluTile = Tile<T, 128, N, 2, 1, true, N == 192 ? 4 : 5, false, B_MN_MAJOR>;
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
@@ -126,8 +129,10 @@ __device__ __forceinline__ uint32_t loaded_barriers(uint32_t first_buffer, int g
 {
     return first_buffer + 2 * C::BUFFERS * C::BUFFER_BYTES + (2 * C::STAGES + 2) * 8 + group * 32;
 }
-static constexpr int FREED = 16;          // from `loaded`
-static constexpr int AHEAD = 1;           // groups of 16 x 16 elements of the preactivation, from shared memory
+static constexpr int FREED = 16; // from `loaded`
+// Groups of 16 x 16 elements of the preactivation, from shared memory: as many as there are registers for.
+template <typename C>
+static constexpr int GROUPS_AHEAD = C::N == 192 ? 1 : 2;
 static constexpr int FINISHED_BEHIND = 1; // which of a chunk's groups what the chunk before has begun is waited for
 
 // The thread that loads the preactivation of a consumer warpgroup's tiles, CHUNK columns at a time.
@@ -186,8 +191,8 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
                                            int thread)
 {
     typedef typename C::T T;
-    constexpr int CHUNKS = C::N / C::CHUNK;
-    static_assert(C::CHUNK == 64 && C::PINGPONG && CHUNKS == 3, "the columns' sums, and which buffer is free when");
+    constexpr int CHUNKS = C::N / C::CHUNK, AHEAD = GROUPS_AHEAD<C>;
+    static_assert(C::CHUNK == 64 && C::PINGPONG && CHUNKS >= 2, "the columns' sums, and which buffer is free when");
     const uint32_t first = shared_address(buffers);
     const uint32_t loaded = loaded_barriers<C>(first - group * C::BUFFERS * C::BUFFER_BYTES, group);
     constexpr int GROUPS = C::BLOCKS * C::CHUNK / 16; // of 16 x 16 elements a warp
@@ -302,7 +307,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 template <typename C, typename Work>
 static cuda_ops_status launch_gelu(Work work, const GemmCall &call, GemmDevice device, const void *preactivation)
 {
-    constexpr int BAND = 6; // rows of cluster tiles, as gemm.cu has it for tiles of 192 columns
+    constexpr int BAND = C::N == 192 ? 6 : 8; // rows of cluster tiles, as gemm.cu has it for tiles of so many columns
     const cuda_ops_gemm_problem &p = call.problem;
     CUtensorMap map_a, map_b, map_d;
     const bool mapped =
@@ -338,7 +343,7 @@ static cuda_ops_status launch_gelu_forward(const GemmCall &call, GemmDevice devi
 {
     GeluForwardWork<TANH> work;
     (GemmWork &)work = work_of(call);
-    return launch_gelu<GeluTile<T, false>>(work, call, device, call.problem.preactivation);
+    return launch_gelu<GeluTile<T, false, 192>>(work, call, device, call.problem.preactivation);
 }
 
 template <typename T, bool TANH>
@@ -347,7 +352,10 @@ static cuda_ops_status launch_gelu_backward(const GemmCall &call, GemmDevice dev
     GeluBackwardWork<TANH> work;
     (GemmWork &)work = work_of(call);
     work.column_sums = (float *)call.workspace;
-    return launch_gelu<GeluTile<T, true>>(work, call, device, preactivation);
+    if constexpr (TANH) // the other has not been timed
+        if (call.problem.k <= SHORT_K)
+            return launch_gelu<GeluTile<T, true, 128>>(work, call, device, preactivation);
+    return launch_gelu<GeluTile<T, true, 192>>(work, call, device, preactivation);
 }
 #endif
 
