@@ -289,7 +289,7 @@ static double sum_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t 
     if ((t.path != GEMM_SM90 && t.path != GEMM_SM90_SKINNY) || (a % 128 == 0 && b % 128 == 0))
         return sum;
     const bool pair = is_pair(t, p);
-    const int64_t rows = pair ? 128 : t.m;
+    const int64_t rows = pair ? 2 * t.m : t.m;
     const bool a_along_k = transposed ? p.transpose_b : !p.transpose_a;
     const bool b_along_k = transposed ? !p.transpose_a : p.transpose_b;
     // A single line of tiles leaves the blocks of a cluster nothing to share.

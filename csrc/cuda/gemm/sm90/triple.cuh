@@ -112,7 +112,7 @@ static cuda_ops_status launch_triples(const GemmCall &call, GemmDevice device, c
     case 13:
         return launch_triple_tile<TripleTile<T, 192, 4, a_mn_major, b_mn_major>>(call, device, plan);
     case 14:
-        return launch_triple_tile<TripleTile<T, 160, 4, a_mn_major, b_mn_major>>(call, device, plan);
+        return launch_triple_tile<TripleTile<T, 128, 5, a_mn_major, b_mn_major>>(call, device, plan);
     case 15:
         return launch_triple_tile<TripleTile<T, 96, 5, a_mn_major, b_mn_major>>(call, device, plan);
     }
