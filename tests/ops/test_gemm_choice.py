@@ -84,13 +84,17 @@ def test_large_products_of_float32_are_for_large_tiles(call):
 
 
 # A layer's gradient of input in TF32, whose weight is stored along the columns of D: copied K-major where the rows are
-# many enough, which is not so of the last three.
+# many enough, which is not so of the last three of those that are not. The first three of these have an odd number of
+# rows of tiles, which fill whole clusters: on an H200 23.9 µs by the copy and 19.8, 22.6 and 19.1, 18.2 and 14.7.
 COPIED = [
     (1, 32256, 384, 384, "NN", "tf32"),
-    (1, 6272, 608, 560, "NN", "tf32"),
+    (1, 6400, 768, 3072, "NN", "tf32"),
     (1, 5700, 120, 720, "NN", "tf32"),
 ]
 NOT_COPIED = [
+    (1, 6272, 608, 560, "NN", "tf32"),
+    (1, 25088, 128, 384, "NN", "tf32"),
+    (1, 10800, 320, 320, "NN", "tf32"),
     (1, 16384, 1024, 4096, "NN", "tf32"),
     (1, 1024, 768, 3072, "NN", "tf32"),
     (1, 137, 2304, 96, "NN", "tf32"),

@@ -99,13 +99,32 @@ static int more_splits(int path, int splits)
     return splits_in_clusters(path) ? 2 * splits : splits + 1 + splits / 16;
 }
 
-// Waves of blocks that a product takes; m and n as the kernel sees them.
+// Two blocks make one of sm90's 16-bit tiles from here on, each with half of k.
+static constexpr int FIRST_PAIR = 16;
+
+static bool is_pair(const GemmTime &t, const cuda_ops_gemm_problem &p)
+{
+    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR;
+}
+
+// The clusters that make a product; m and n as the kernel sees them. sm90's of two tiles take a last row or column of
+// tiles, of an odd number, two by two along it (OddGemmWork in gemm/sm90/tile.cuh).
+static int64_t clusters_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n)
+{
+    const int64_t rows = ceil_div(m, t.m), columns = ceil_div(n, t.n);
+    int64_t clusters = ceil_div(rows, t.cluster_m) * ceil_div(columns, t.cluster_n);
+    if (t.path == GEMM_SM90 && t.cluster_m * t.cluster_n == 2 && !is_pair(t, p))
+        clusters = t.cluster_m == 2 ? rows / 2 * columns + rows % 2 * ceil_div(columns, 2)
+                                    : columns / 2 * rows + columns % 2 * ceil_div(rows, 2);
+    return clusters * p.batch;
+}
+
+// Waves of blocks that it takes.
 static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                         GemmDevice device)
 {
-    const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * splits;
     const int64_t room = device.multiprocessors * t.blocks / (t.cluster_m * t.cluster_n); // clusters that run at once
-    return ceil_div(clusters, room > 0 ? room : 1);
+    return ceil_div(clusters_of(t, p, m, n) * splits, room > 0 ? room : 1);
 }
 
 // direct's model, but in float64. The warps of a block take a step of k together, 64 bytes of each line a warp (lines
@@ -184,14 +203,6 @@ static double copy_microseconds(int64_t bytes)
 
 // To start a block of sm90_skinny, which is not persistent: the GPU starts one after another.
 static constexpr double SKINNY_BLOCK = 0.006; // microseconds
-
-// Two blocks make one of sm90's 16-bit tiles from here on, each with half of k.
-static constexpr int FIRST_PAIR = 16;
-
-static bool is_pair(const GemmTime &t, const cuda_ops_gemm_problem &p)
-{
-    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR;
-}
 
 static bool stores_tiles(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -278,11 +289,12 @@ static double sum_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t 
     if ((t.path != GEMM_SM90 && t.path != GEMM_SM90_SKINNY) || (a % 128 == 0 && b % 128 == 0))
         return sum;
     const bool pair = is_pair(t, p);
-    const int64_t rows = pair ? 128 : t.m;
+    const int64_t rows = pair ? 2 * t.m : t.m;
     const bool a_along_k = transposed ? p.transpose_b : !p.transpose_a;
     const bool b_along_k = transposed ? !p.transpose_a : p.transpose_b;
-    const double a_rows = rows_loaded(m, rows, a_along_k, a, size) / (pair ? 1 : t.cluster_n);
-    const double b_rows = rows_loaded(n, t.n, b_along_k, b, size) / (pair ? 1 : t.cluster_m);
+    // A single line of tiles leaves the blocks of a cluster nothing to share.
+    const double a_rows = rows_loaded(m, rows, a_along_k, a, size) / (pair || n <= t.n ? 1 : t.cluster_n);
+    const double b_rows = rows_loaded(n, t.n, b_along_k, b, size) / (pair || m <= t.m ? 1 : t.cluster_m);
     const double stages = 1024.0 * (double)size / 128 / (pair ? 2 : 1);
     const double loads = stages * t.blocks * (a_rows * row_nanoseconds(a) + b_rows * row_nanoseconds(b)) / 1000;
     return loads > sum ? loads : sum;
@@ -353,8 +365,7 @@ static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p,
 static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                                GemmDevice device)
 {
-    const int64_t blocks =
-        ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * t.cluster_m * t.cluster_n * splits;
+    const int64_t blocks = clusters_of(t, p, m, n) * t.cluster_m * t.cluster_n * splits;
     // A k so long that splitting pays even if it only fills the last wave.
     const bool halves = p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16;
     const bool fills_waves =

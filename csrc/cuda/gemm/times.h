@@ -2,10 +2,11 @@
 // `python benchmarks/tune_gemm.py` on an NVIDIA H200; not to be edited by hand.
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
 // path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct). m x n: the tile; cluster:
-// its blocks, along m and n (sm90's 16-bit tiles from 16 on are of 128 rows, which two blocks make together, each with
-// half of k: two of 64). blocks: that share an SM; sm90_skinny, sm90's tiles for batches and mma's small float64 tiles
-// have rows for one and several. splits: the most splits of k, and `split` what they cost: sm90's beside the bytes of
-// the partial sums, float64's direct for each split but the first, sm90_skinny's and direct's others for each doubling.
+// its blocks, along m and n (sm90's 16-bit tiles from 16 on are of 128 rows, the last of 192, which two blocks make
+// together, each with half of k: two of 64 or 96). blocks: that share an SM; sm90_skinny, sm90's tiles for batches and
+// mma's small float64 tiles have rows for one and several. splits: the most splits of k, and `split` what they cost:
+// sm90's beside the bytes of the partial sums, float64's direct for each split but the first, sm90_skinny's and
+// direct's others for each doubling.
 // Fitted to the times of random products instead, of late on an H200 (benchmarks/notes/gemm.md), and left alone by the
 // tuner: the rows of 16 bits and TF32 but mma's, and direct's but in float64. TF32's are without the copy that makes an
 // operand K-major, which gemm.cu counts.
@@ -30,15 +31,16 @@ static const GemmTime HALVES_TIMES[] = {
     { 13,   7,  64, 128,   1,   1,   2, 264,  1.33,  6.38,  0.80,  1.00},
     { 13,  10, 128, 128,   1,   2,   1, 128,  2.00,  4.38,  0.78,  1.82},
     { 13,  11, 128, 224,   2,   1,   1, 128,  2.13,  8.03,  1.54,  1.92},
-    { 13,  12, 256, 128,   2,   1,   1, 128,  2.13,  9.63,  1.70,  2.80},
+    { 13,  12, 256, 160,   2,   1,   1, 128,  2.00, 11.10,  2.20,  2.80},
     { 13,  13, 192, 192,   2,   1,   1, 128,  1.84,  9.97,  2.21,  2.72},
-    { 13,  14, 192, 160,   2,   1,   1, 128,  1.90,  7.83,  1.99,  2.59},
+    { 13,  14, 192, 128,   2,   1,   1, 128,  1.85,  7.10,  1.40,  2.50},
     { 13,  15, 192,  96,   2,   1,   1, 128,  1.87,  6.44,  0.96,  2.42},
     { 13,  16,  64,  64,   2,   1,   1,   1,  0.88,  1.55,  2.10,  0.00},
     { 13,  17,  64,  96,   2,   1,   1,   1,  0.84,  2.45,  2.13,  0.00},
     { 13,  18,  64, 128,   2,   1,   1,   1,  0.79,  2.51,  2.07,  0.00},
     { 13,  19,  64, 160,   2,   1,   1,   1,  0.96,  3.02,  2.91,  0.00},
     { 13,  20,  64, 192,   2,   1,   1,   1,  1.02,  3.45,  3.13,  0.00},
+    { 13,  21,  96, 192,   2,   1,   1,   1,  1.10,  5.30,  4.60,  0.00},
     { 14,   0,  64,  16,   1,   1,   1,   4,  0.87,  2.20,  0.38,  0.22},
     { 14,   0,  64,  16,   1,   1,   2,   2,  0.76,  2.62,  0.36,  0.34},
     { 14,   1,  64,  32,   1,   1,   1,   4,  1.02,  2.04,  0.42,  0.34},
@@ -61,15 +63,16 @@ static const GemmTime HALVES_LONG_TIMES[] = {
     { 13,   7,  64, 128,   1,   1,   2, 264,  1.76,  7.89,  1.06,  1.00},
     { 13,  10, 128, 128,   1,   2,   1, 128,  2.83,  4.38,  0.90,  1.82},
     { 13,  11, 128, 224,   2,   1,   1, 128,  2.28,  8.63,  1.34,  1.92},
-    { 13,  12, 256, 128,   2,   1,   1, 128,  1.99, 11.07,  1.70,  2.80},
+    { 13,  12, 256, 160,   2,   1,   1, 128,  2.00, 12.70,  2.20,  2.80},
     { 13,  13, 192, 192,   2,   1,   1, 128,  1.97, 11.46,  2.07,  2.91},
-    { 13,  14, 192, 160,   2,   1,   1, 128,  1.78,  9.00,  1.99,  2.77},
+    { 13,  14, 192, 128,   2,   1,   1, 128,  1.95,  8.20,  1.40,  2.60},
     { 13,  15, 192,  96,   2,   1,   1, 128,  2.15,  7.41,  0.96,  2.59},
     { 13,  16,  64,  64,   2,   1,   1,   1,  1.01,  1.78,  2.10,  0.00},
     { 13,  17,  64,  96,   2,   1,   1,   1,  0.97,  2.45,  2.45,  0.00},
     { 13,  18,  64, 128,   2,   1,   1,   1,  0.91,  2.51,  2.94,  0.00},
     { 13,  19,  64, 160,   2,   1,   1,   1,  0.96,  3.47,  3.11,  0.00},
     { 13,  20,  64, 192,   2,   1,   1,   1,  1.10,  4.24,  3.36,  0.00},
+    { 13,  21,  96, 192,   2,   1,   1,   1,  1.10,  5.90,  4.60,  0.00},
     { 14,   0,  64,  16,   1,   1,   1,   4,  0.87,  1.91,  0.33,  0.22},
     { 14,   0,  64,  16,   1,   1,   2,   2,  1.01,  2.62,  0.41,  0.34},
     { 14,   1,  64,  32,   1,   1,   1,   4,  0.89,  2.04,  0.48,  0.42},

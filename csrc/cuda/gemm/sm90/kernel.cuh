@@ -20,16 +20,23 @@
 struct TileCoordinates {
     int m, n, batch, split; // the first row and column of this block's tile
     int k_begin, steps;
+    bool lone; // of a last line of tiles, whose blocks send each other nothing (OddGemmWork)
 };
 
-// Tiles are walked in bands of `group` rows of cluster tiles, column by column: concurrent tiles make up about a
-// square, so that what they read of A and B stays in the L2.
 template <typename C>
-__device__ __forceinline__ TileCoordinates tile_coordinates(const GemmWork &work, int index, int rank_m, int rank_n)
+__device__ __forceinline__ void set_split(TileCoordinates &tile, const GemmWork &work, int outer)
 {
-    const int tiles = work.clusters_m * work.clusters_n;
-    const int outer = index / tiles;
-    index -= outer * tiles;
+    tile.split = outer / work.batch;
+    tile.batch = outer - tile.split * work.batch;
+    tile.k_begin = tile.split * work.chunk;
+    tile.steps = (min(work.chunk, work.k - tile.k_begin) + C::K - 1) / C::K;
+}
+
+// Tiles are walked in bands of `group` rows of cluster tiles, column by column: concurrent tiles make up about a
+// square, so that what they read of A and B stays in the L2. index: of the product's cluster tiles.
+template <typename C>
+__device__ __forceinline__ TileCoordinates tile_in_band(const GemmWork &work, int index, int rank_m, int rank_n)
+{
     const int band_tiles = work.group * work.clusters_n, band = index / band_tiles;
     index -= band * band_tiles;
     const int first = band * work.group, rows = min(work.group, work.clusters_m - first);
@@ -37,16 +44,58 @@ __device__ __forceinline__ TileCoordinates tile_coordinates(const GemmWork &work
     TileCoordinates tile;
     tile.m = (row * C::CLUSTER_M + rank_m) * C::M;
     tile.n = (column * C::CLUSTER_N + rank_n) * C::N;
-    tile.split = outer / work.batch;
-    tile.batch = outer - tile.split * work.batch;
-    tile.k_begin = tile.split * work.chunk;
-    tile.steps = (min(work.chunk, work.k - tile.k_begin) + C::K - 1) / C::K;
+    tile.lone = false;
     return tile;
 }
 
-// The producer thread: fills the pipeline, tile after tile.
 template <typename C>
-__device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap *map_a, const CUtensorMap *map_b,
+__device__ __forceinline__ TileCoordinates tile_coordinates(const GemmWork &work, int index, int rank_m, int rank_n)
+{
+    const int tiles = work.clusters_m * work.clusters_n, outer = index / tiles;
+    TileCoordinates tile = tile_in_band<C>(work, index - outer * tiles, rank_m, rank_n);
+    set_split<C>(tile, work, outer);
+    return tile;
+}
+
+// With a last line of tiles two by two, after the bands.
+template <typename C>
+__device__ __forceinline__ TileCoordinates tile_coordinates(const OddGemmWork &work, int index, int rank_m, int rank_n)
+{
+    if constexpr (C::CLUSTER != 2)
+        return tile_coordinates<C>((const GemmWork &)work, index, rank_m, rank_n);
+    const int whole = work.clusters_m * work.clusters_n, tiles = whole + work.lone, outer = index / tiles;
+    index -= outer * tiles;
+    TileCoordinates tile;
+    if (index < whole) {
+        tile = tile_in_band<C>(work, index, rank_m, rank_n);
+    } else {
+        const int along = 2 * (index - whole) + rank_m + rank_n;
+        tile.m = (C::CLUSTER_M == 2 ? 2 * work.clusters_m : along) * C::M;
+        tile.n = (C::CLUSTER_M == 2 ? along : 2 * work.clusters_n) * C::N;
+        tile.lone = true;
+    }
+    set_split<C>(tile, work, outer);
+    return tile;
+}
+
+// Loads a column of a stage, which is PARTS boxes of LINES lines from `line` on: this block's box, for all blocks of
+// the cluster, or, if `lone`, all boxes for itself.
+template <int PARTS, int LINES>
+__device__ __forceinline__ void load_column(uint32_t to, const CUtensorMap *map, uint32_t arrived, int inner, int line,
+                                            int batch, int rank, uint16_t blocks, bool lone)
+{
+    if (PARTS > 1 && !lone) {
+        tma_load_3d_multicast(to + rank * LINES * SWIZZLE_ROW, map, arrived, inner, line + rank * LINES, batch, blocks);
+        return;
+    }
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+        tma_load_3d(to + part * LINES * SWIZZLE_ROW, map, arrived, inner, line + part * LINES, batch);
+}
+
+// The producer thread: fills the pipeline, tile after tile.
+template <typename C, typename Work>
+__device__ __forceinline__ void produce(const Work &work, const CUtensorMap *map_a, const CUtensorMap *map_b,
                                         uint32_t stages, uint32_t full, uint32_t empty, int rank_m, int rank_n)
 {
     // The blocks of a cluster with the same rank_m share A's tile, those with the same rank_n B's; each multicasts its
@@ -66,42 +115,24 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
             const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
             mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
             if constexpr (C::A_MN_MAJOR) {
-                constexpr int part = C::K / C::CLUSTER_N;
 #pragma unroll
-                for (int column = 0; column < C::A_COLUMNS; column++) {
-                    const uint32_t to = a + column * C::COLUMN_BYTES + rank_n * part * SWIZZLE_ROW;
-                    if constexpr (C::CLUSTER_N > 1)
-                        tma_load_3d_multicast(to, map_a, arrived, tile.m + column * C::ROW, k + rank_n * part, batch_a,
-                                              blocks_a);
-                    else
-                        tma_load_3d(to, map_a, arrived, tile.m + column * C::ROW, k, batch_a);
-                }
+                for (int column = 0; column < C::A_COLUMNS; column++)
+                    load_column<C::CLUSTER_N, C::K / C::CLUSTER_N>(a + column * C::COLUMN_BYTES, map_a, arrived,
+                                                                   tile.m + column * C::ROW, k, batch_a, rank_n,
+                                                                   blocks_a, tile.lone);
             } else {
-                constexpr int part = C::M / C::CLUSTER_N;
-                if constexpr (C::CLUSTER_N > 1)
-                    tma_load_3d_multicast(a + rank_n * part * SWIZZLE_ROW, map_a, arrived, k, tile.m + rank_n * part,
-                                          batch_a, blocks_a);
-                else
-                    tma_load_3d(a, map_a, arrived, k, tile.m, batch_a);
+                load_column<C::CLUSTER_N, C::M / C::CLUSTER_N>(a, map_a, arrived, k, tile.m, batch_a, rank_n, blocks_a,
+                                                               tile.lone);
             }
             if constexpr (C::B_MN_MAJOR) {
-                constexpr int part = C::K / C::CLUSTER_M;
 #pragma unroll
-                for (int column = 0; column < C::B_COLUMNS; column++) {
-                    const uint32_t to = b + column * C::COLUMN_BYTES + rank_m * part * SWIZZLE_ROW;
-                    if constexpr (C::CLUSTER_M > 1)
-                        tma_load_3d_multicast(to, map_b, arrived, tile.n + column * C::ROW, k + rank_m * part, batch_b,
-                                              blocks_b);
-                    else
-                        tma_load_3d(to, map_b, arrived, tile.n + column * C::ROW, k, batch_b);
-                }
+                for (int column = 0; column < C::B_COLUMNS; column++)
+                    load_column<C::CLUSTER_M, C::K / C::CLUSTER_M>(b + column * C::COLUMN_BYTES, map_b, arrived,
+                                                                   tile.n + column * C::ROW, k, batch_b, rank_m,
+                                                                   blocks_b, tile.lone);
             } else {
-                constexpr int part = C::N / C::CLUSTER_M;
-                if constexpr (C::CLUSTER_M > 1)
-                    tma_load_3d_multicast(b + rank_m * part * SWIZZLE_ROW, map_b, arrived, k, tile.n + rank_m * part,
-                                          batch_b, blocks_b);
-                else
-                    tma_load_3d(b, map_b, arrived, k, tile.n, batch_b);
+                load_column<C::CLUSTER_M, C::N / C::CLUSTER_M>(b, map_b, arrived, k, tile.n, batch_b, rank_m, blocks_b,
+                                                               tile.lone);
             }
             if (++stage == C::STAGES) {
                 stage = 0;
@@ -356,7 +387,7 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
 template <typename C>
 __global__ void __launch_bounds__(C::THREADS, C::SHARING)
     gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                     const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
+                     const __grid_constant__ CUtensorMap map_d, const __grid_constant__ OddGemmWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ char shared[];
@@ -416,12 +447,11 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
                                                  C::ROW, C::K / C::CLUSTER_M)
                                       : make_map(&map_b, call.b, p.dtype, tf32, p.k, p.n, p.batch, p.ldb, p.stride_b,
                                                  C::ROW, C::N / C::CLUSTER_M));
-    GemmWork work = work_of(call);
+    OddGemmWork work = {work_of(call), 0};
     const int64_t wanted = plan.splits > 1 ? plan.splits : 1, chunk = ceil_div(ceil_div(p.k, wanted), C::K) * C::K;
     const int64_t splits = ceil_div(p.k, chunk); // none is empty
     work.splits = (int)splits, work.chunk = (int)chunk;
-    work.clusters_m = (int)ceil_div(p.m, C::M * C::CLUSTER_M);
-    work.clusters_n = (int)ceil_div(p.n, C::N * C::CLUSTER_N);
+    set_clusters<C>(work);
     work.group = plan.group;
     work.swapped = swapped;
     map_d = map_a;
@@ -441,7 +471,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
         mapped = mapped &&
                  make_map(&map_d, call.d, p.dtype, false, p.n, p.m, p.batch, p.ldd, p.stride_d, C::CHUNK, C::GROUP_M);
     }
-    const int64_t total = (int64_t)work.clusters_m * work.clusters_n * p.batch * splits;
+    const int64_t total = ((int64_t)work.clusters_m * work.clusters_n + work.lone) * p.batch * splits;
     if (!mapped || total > INT32_MAX / 2)
         return CUDA_OPS_INVALID_ARGUMENT;
     work.total = (int)total;

@@ -18,18 +18,20 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-// MN-major is what the kernel calls A stored k x m and B stored k x n.
-template <typename T_, int TILE_N_, int STAGES_, bool A_MN_MAJOR_, bool B_MN_MAJOR_>
-struct PairTile : Tile<T_, 128, TILE_N_, 1, 1, false, STAGES_, A_MN_MAJOR_, B_MN_MAJOR_> {
-    typedef Tile<T_, 128, TILE_N_, 1, 1, false, STAGES_, A_MN_MAJOR_, B_MN_MAJOR_> Whole;
+// MN-major is what the kernel calls A stored k x m and B stored k x n. 64 rows for each consumer warpgroup.
+template <typename T_, int TILE_M_, int TILE_N_, int STAGES_, bool A_MN_MAJOR_, bool B_MN_MAJOR_>
+struct PairTile : Tile<T_, TILE_M_, TILE_N_, 1, 1, false, 2, A_MN_MAJOR_, B_MN_MAJOR_> {
+    typedef Tile<T_, TILE_M_, TILE_N_, 1, 1, false, 2, A_MN_MAJOR_, B_MN_MAJOR_> Whole;
     typedef Tile<T_, 128, TILE_N_ / 2, 1, 1, false, 2, false, false, false, true> Half; // what a block stores
-    static constexpr int COLUMNS = TILE_N_ / 2, COUNT = COLUMNS / 2;                    // sums that a thread finishes
-    static constexpr int SUM_BYTES = WARPGROUP * COUNT * 4;                             // that a warpgroup receives
+    static constexpr int STAGES = STAGES_, GROUP_M = 64, GROUPS = TILE_M_ / GROUP_M, THREADS = (1 + GROUPS) * WARPGROUP;
+    static constexpr int PRODUCER_REGISTERS = 40, REGISTERS = GROUPS == 2 ? 232 : 152; // of 65536 / THREADS
+    static constexpr int COLUMNS = TILE_N_ / 2, COUNT = COLUMNS / 2;                   // sums that a thread finishes
+    static constexpr int SUM_BYTES = WARPGROUP * COUNT * 4;                            // that a warpgroup receives
     static constexpr int SHARED_BYTES =
-        STAGES_ * Whole::STAGE_BYTES + 2 * SUM_BYTES + (2 * STAGES_ + 2) * 8 + SWIZZLE_ATOM;
-    static_assert(sizeof(T_) == 2, "of 16 bits");
+        STAGES * Whole::STAGE_BYTES + GROUPS * SUM_BYTES + (2 * STAGES + GROUPS) * 8 + SWIZZLE_ATOM;
+    static_assert(sizeof(T_) == 2 && Half::GROUP_M == GROUP_M, "of 16 bits, 64 rows a warpgroup");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
-    static_assert(STAGES_ * Whole::STAGE_BYTES >= 2 * Half::BUFFERS * Half::BUFFER_BYTES, "the epilogue's buffers");
+    static_assert(STAGES * Whole::STAGE_BYTES >= GROUPS * Half::BUFFERS * Half::BUFFER_BYTES, "the epilogue's buffers");
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -153,10 +155,10 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairCoo
         kept[0][i] += part.x, kept[0][i + 1] += part.y, kept[0][i + 2] += part.z, kept[0][i + 3] += part.w;
     }
     // The epilogue's buffers are where the other block's sums arrived. Gelu's need more room: the pipeline's, which
-    // both warpgroups have read to the end.
+    // all warpgroups have read to the end.
     uint32_t buffers = sums + group * C::SUM_BYTES;
     if (work.preactivation || work.activation > CUDA_OPS_GEMM_RELU) {
-        bar_sync(3, 2 * WARPGROUP);
+        bar_sync(1 + C::GROUPS, C::GROUPS * WARPGROUP);
         buffers = stages + group * Half::BUFFERS * Half::BUFFER_BYTES;
     }
     int buffer = 0;
@@ -168,7 +170,7 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairCoo
 #endif // CUDA_OPS_HOPPER_CODE
 
 template <typename C>
-__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+__global__ void __launch_bounds__(C::THREADS, 1)
     gemm_sm90_pair_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                           const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
 {
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     extern __shared__ char shared[];
     // The addresses must be the same in both blocks, as that of dynamic shared memory is.
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
-    const uint32_t sums = stages + C::STAGES * C::STAGE_BYTES, full = sums + 2 * C::SUM_BYTES;
+    const uint32_t sums = stages + C::STAGES * C::STAGE_BYTES, full = sums + C::GROUPS * C::SUM_BYTES;
     const uint32_t empty = full + 8 * C::STAGES, arrived = empty + 8 * C::STAGES;
     const int rank = (int)cluster_ctarank(); // which half of k it multiplies, and which of the columns it finishes
     if (threadIdx.x == 0) {
@@ -185,12 +187,12 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
         prefetch_tensormap(&map_d);
         for (int stage = 0; stage < C::STAGES; stage++) {
             mbarrier_init(full + 8 * stage, 1);
-            mbarrier_init(empty + 8 * stage, 2);
+            mbarrier_init(empty + 8 * stage, C::GROUPS);
         }
-        for (int group = 0; group < 2; group++)
+        for (int group = 0; group < C::GROUPS; group++)
             mbarrier_init(arrived + 8 * group, 1);
         fence_mbarrier_init();
-        for (int group = 0; group < 2; group++)
+        for (int group = 0; group < C::GROUPS; group++)
             mbarrier_arrive_expect_tx(arrived + 8 * group, C::SUM_BYTES);
     }
     __syncthreads();
@@ -201,12 +203,12 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     release_successor();
     const PairCoordinates tile = pair_coordinates<C>(work, rank);
     if (threadIdx.x < WARPGROUP) {
-        setmaxnreg_dec<40>();
+        setmaxnreg_dec<C::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             pair_produce<C>(work, tile, &map_a, &map_b, stages, full, empty, rank);
         cluster_wait(); // completes the arrival above
     } else {
-        setmaxnreg_inc<232>();
+        setmaxnreg_inc<C::REGISTERS>();
         pair_consume<C>(work, tile, &map_d, stages, sums, full, empty, rank, shared);
     }
 #endif
@@ -241,32 +243,34 @@ static cuda_ops_status launch_pair(const GemmCall &call, GemmDevice device, cons
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_sm90_pair_kernel<C>;
     allow_shared_memory(kernel, C::SHARED_BYTES);
-    start_clusters(kernel, total * 2, 3 * WARPGROUP, 2, C::SHARED_BYTES, device.capability, call.stream, map_a, map_b,
+    start_clusters(kernel, total * 2, C::THREADS, 2, C::SHARED_BYTES, device.capability, call.stream, map_a, map_b,
                    map_d, work);
     return launch_status();
 }
 
 // The tiles, as gemm/times.h numbers them. An MN-major B was slower with 96 and 160 columns, which are no multiple of a
-// 64-column box, than with 128 and 192.
+// 64-column box, than with 128 and 192. The last is for a D such as 3072 x 768, which is 64 tiles of it.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_pairs(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     switch (plan.tile) {
-    //                                     N  stages
+    //                                    M    N  stages
     case 16:
-        return launch_pair<PairTile<T, 64, 8, a_mn_major, b_mn_major>>(call, device, plan);
+        return launch_pair<PairTile<T, 128, 64, 8, a_mn_major, b_mn_major>>(call, device, plan);
     case 17:
         if constexpr (!b_mn_major)
-            return launch_pair<PairTile<T, 96, 7, a_mn_major, false>>(call, device, plan);
+            return launch_pair<PairTile<T, 128, 96, 7, a_mn_major, false>>(call, device, plan);
         break;
     case 18:
-        return launch_pair<PairTile<T, 128, 6, a_mn_major, b_mn_major>>(call, device, plan);
+        return launch_pair<PairTile<T, 128, 128, 6, a_mn_major, b_mn_major>>(call, device, plan);
     case 19:
         if constexpr (!b_mn_major)
-            return launch_pair<PairTile<T, 160, 5, a_mn_major, false>>(call, device, plan);
+            return launch_pair<PairTile<T, 128, 160, 5, a_mn_major, false>>(call, device, plan);
         break;
     case 20:
-        return launch_pair<PairTile<T, 192, 4, a_mn_major, b_mn_major>>(call, device, plan);
+        return launch_pair<PairTile<T, 128, 192, 4, a_mn_major, b_mn_major>>(call, device, plan);
+    case 21:
+        return launch_pair<PairTile<T, 192, 192, 3, a_mn_major, b_mn_major>>(call, device, plan);
     }
     return CUDA_OPS_INVALID_ARGUMENT;
 }

@@ -67,7 +67,7 @@ static bool is_triple(int tile)
 
 // The 16-bit tiles that a cluster of two blocks makes, each with half of k. That of 128 columns makes D only, the
 // others D or D^T; those of 96 and 160 want the operand that gives the columns K-major.
-static constexpr int FIRST_PAIR = 16, PAIR_96 = 17, PAIR_128 = 18, PAIR_160 = 19, LAST_PAIR = 20;
+static constexpr int FIRST_PAIR = 16, PAIR_96 = 17, PAIR_128 = 18, PAIR_160 = 19, LAST_PAIR = 21;
 
 static bool is_pair(int tile)
 {

@@ -90,7 +90,7 @@ struct GemmWork {
     int m, n, k;
     int clusters_m, clusters_n; // cluster tiles
     int batch, splits, chunk;   // `chunk` of k a split; split s stores to d + s * batch * stride_d
-    int total;                  // clusters_m * clusters_n * batch * splits
+    int total;                  // clusters of a product * batch * splits
     int group;                  // rows of cluster tiles in a band
     int a_shared, b_shared;     // one matrix for all products of the batch
     float alpha;
@@ -100,6 +100,28 @@ struct GemmWork {
     void *preactivation; // or null: where the input of the activation is stored, laid out like D
     int whole;           // 16 bytes of a row of D and of the preactivation may be written at once
 };
+
+// A cluster of two tiles shares the operand that gives the tiles their columns (CLUSTER_M of two) or their rows. Where
+// D has an odd number of tiles in the cluster's direction, the last line of them is taken by clusters that lie along
+// it: their blocks send each other nothing, and each loads both operands by itself.
+struct OddGemmWork : GemmWork {
+    int lone; // such clusters, after the clusters_m * clusters_n whole ones of each product
+};
+
+template <typename C>
+static inline void set_clusters(OddGemmWork &work)
+{
+    const int rows = (int)ceil_div(work.m, C::M), columns = (int)ceil_div(work.n, C::N);
+    if (C::CLUSTER == 2) {
+        work.clusters_m = rows / C::CLUSTER_M;
+        work.clusters_n = columns / C::CLUSTER_N;
+        work.lone = (int)(C::CLUSTER_M == 2 ? rows % 2 * ceil_div(columns, 2) : columns % 2 * ceil_div(rows, 2));
+    } else {
+        work.clusters_m = (int)ceil_div(rows, C::CLUSTER_M);
+        work.clusters_n = (int)ceil_div(columns, C::CLUSTER_N);
+        work.lone = 0;
+    }
+}
 
 // The kernel's arguments for a call with k whole.
 static inline GemmWork work_of(const GemmCall &call)

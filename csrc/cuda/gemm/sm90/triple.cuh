@@ -24,7 +24,7 @@ struct TripleTile : Tile<T, 192, N, 2, 1, false, 2, a_mn_major, b_mn_major> {
 template <typename C>
 __global__ void __launch_bounds__(C::THREADS, 1)
     gemm_sm90_triple_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                            const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
+                            const __grid_constant__ CUtensorMap map_d, const __grid_constant__ OddGemmWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ char shared[];
@@ -70,12 +70,11 @@ static cuda_ops_status launch_triple_tile(const GemmCall &call, GemmDevice devic
                                                  C::ROW, C::K / C::CLUSTER_M)
                                       : make_map(&map_b, call.b, p.dtype, false, p.k, p.n, p.batch, p.ldb, p.stride_b,
                                                  C::ROW, C::N / C::CLUSTER_M));
-    GemmWork work = work_of(call);
+    OddGemmWork work = {work_of(call), 0};
     const int64_t wanted = plan.splits > 1 ? plan.splits : 1, chunk = ceil_div(ceil_div(p.k, wanted), C::K) * C::K;
     const int64_t splits = ceil_div(p.k, chunk); // none is empty
     work.splits = (int)splits, work.chunk = (int)chunk;
-    work.clusters_m = (int)ceil_div(p.m, C::M * C::CLUSTER_M);
-    work.clusters_n = (int)ceil_div(p.n, C::N);
+    set_clusters<C>(work);
     work.group = plan.group;
     map_d = map_a;
     if (splits > 1) {
@@ -91,7 +90,7 @@ static cuda_ops_status launch_triple_tile(const GemmCall &call, GemmDevice devic
         mapped = mapped &&
                  make_map(&map_d, call.d, p.dtype, false, p.n, p.m, p.batch, p.ldd, p.stride_d, C::CHUNK, C::GROUP_M);
     }
-    const int64_t total = (int64_t)work.clusters_m * work.clusters_n * p.batch * splits;
+    const int64_t total = ((int64_t)work.clusters_m * work.clusters_n + work.lone) * p.batch * splits;
     if (!mapped || total > INT32_MAX / 2)
         return CUDA_OPS_INVALID_ARGUMENT;
     work.total = (int)total;
@@ -113,7 +112,7 @@ static cuda_ops_status launch_triples(const GemmCall &call, GemmDevice device, c
     case 13:
         return launch_triple_tile<TripleTile<T, 192, 4, a_mn_major, b_mn_major>>(call, device, plan);
     case 14:
-        return launch_triple_tile<TripleTile<T, 160, 4, a_mn_major, b_mn_major>>(call, device, plan);
+        return launch_triple_tile<TripleTile<T, 128, 5, a_mn_major, b_mn_major>>(call, device, plan);
     case 15:
         return launch_triple_tile<TripleTile<T, 96, 5, a_mn_major, b_mn_major>>(call, device, plan);
     }
