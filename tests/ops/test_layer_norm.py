@@ -104,6 +104,27 @@ def test_dropouts_mask_is_kept(dtype, cols, shift):
             torch.library.opcheck(op, arguments, test_utils=tests)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["cluster", "streamed"])
+def test_masks_beside_a_forced_path(path, monkeypatch):
+    """What takes a mask has one way alone, and its workspace: with another path forced nothing is written beyond it."""
+    ops, rows, cols = torch.ops.cuda_ops, 8192, 768
+    x, residual, g, more = (random(rows, cols, seed=seed).to("cuda", torch.bfloat16) for seed in range(4))
+    weight = random(cols, seed=4).to("cuda")
+    _, total, mean, rstd, _, mask = ops.add_layer_norm_forward_mask(x, residual, [cols], weight, None, 1e-5, 0.3)
+    arguments = (g, more, total, [cols], weight, mean, rstd, mask, 0.3, None, True, False)
+    expected = ops.layer_norm_backward_mask(*arguments)
+    monkeypatch.setenv("CUDA_OPS_LAYER_NORM_PATH", path)
+    ops.reload_paths()
+    try:
+        actual = ops.layer_norm_backward_mask(*arguments)
+    finally:
+        monkeypatch.delenv("CUDA_OPS_LAYER_NORM_PATH")
+        ops.reload_paths()
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_masks_of_other_rows_are_refused(device_dtype):
     device, dtype = device_dtype
     x = random(3, 12).to(device, dtype)

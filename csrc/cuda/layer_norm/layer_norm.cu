@@ -88,6 +88,14 @@ extern "C" int cuda_ops_layer_norm_paths_cuda(cuda_ops_path_report *reports, int
     return report_paths(reports, room, table, call_of_sizes(backward != 0, rows, cols, dtype), device);
 }
 
+// Whether rows are such as the kernels in registers keep and take masks for: halves in whole vectors, by one block.
+static bool takes_mask(const LayerNormCall &call)
+{
+    const RowShape shape = shape_of(call, current_device());
+    return (call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16) && shape.elements == 8 &&
+           shape.threads > 0 && shape.cluster == 1;
+}
+
 extern "C" int64_t cuda_ops_layer_norm_workspace_cuda(int64_t rows, int64_t cols, cuda_ops_dtype dtype)
 {
     if (rows == 0 || cols == 0)
@@ -98,7 +106,10 @@ extern "C" int64_t cuda_ops_layer_norm_workspace_cuda(int64_t rows, int64_t cols
     misaligned.input = reinterpret_cast<const void *>(1);
     const int64_t aligned_bytes = path_workspace(table, call), bytes = path_workspace(table, misaligned);
     const int64_t of_input = layer_norm_sum_grad_input_workspace(call);
-    const int64_t most = aligned_bytes > bytes ? aligned_bytes : bytes;
+    // What takes a mask has one way alone, whatever path is forced on the rest.
+    const int64_t of_mask = takes_mask(call) ? in_registers_workspace(call, current_device()) : 0;
+    int64_t most = aligned_bytes > bytes ? aligned_bytes : bytes;
+    most = most > of_mask ? most : of_mask;
     return most > of_input ? most : of_input;
 }
 
@@ -135,14 +146,6 @@ extern "C" cuda_ops_status cuda_ops_add_layer_norm_forward_cuda(void *output, vo
     call.input = input, call.residual = residual, call.weight = weight, call.bias = bias, call.eps = eps;
     call.p = p, call.philox = philox, call.parameter_dtype = parameter_dtype, call.stream = stream;
     return run_path(table, call);
-}
-
-// Whether rows are such as the kernels in registers keep and take masks for: halves in whole vectors, by one block.
-static bool takes_mask(const LayerNormCall &call)
-{
-    const RowShape shape = shape_of(call, current_device());
-    return (call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16) && shape.elements == 8 &&
-           shape.threads > 0 && shape.cluster == 1;
 }
 
 extern "C" int cuda_ops_layer_norm_takes_mask_cuda(int64_t rows, int64_t cols, cuda_ops_dtype dtype)
