@@ -110,9 +110,45 @@ static void order_of_tiles()
         }
 }
 
+// Every tile of the heads once, and all of a head by one block.
+static void order_of_whole_heads()
+{
+    const int tiles = (int)random_in(1, 8), blocks = (int)random_in(1, 40), turns = (int)random_in(1, 5);
+    describe("%d tiles of each of %d heads for %d blocks", tiles, turns * blocks, blocks);
+    std::vector<int> taken((size_t)(turns * blocks));
+    for (int block = 0; block < blocks; block++)
+        for (int round = 0; round < turns * tiles; round++) {
+            const TileOfQueries tile = tile_of_whole_head(round, block, blocks, tiles);
+            if (tile.head < 0 || tile.head >= turns * blocks || tile.head % blocks != block ||
+                tile.m != tiles - 1 - taken[(size_t)tile.head])
+                fail("round %d of block %d is tile %d of head %d", round, block, tile.m, tile.head);
+            else
+                taken[(size_t)tile.head]++;
+        }
+    for (size_t head = 0; head < taken.size(); head++)
+        if (taken[head] != tiles)
+            fail("%d tiles of head %zu are taken", taken[head], head);
+}
+
+// A bit for each of a thread's columns, which are 0, 1, 8, 9, 16, ... from its first.
+static void columns_of_a_thread()
+{
+    const int low = one_in(3) ? -UNBOUNDED : (int)random_in(-20, 150),
+              high = one_in(3) ? UNBOUNDED : (int)random_in(-20, 150);
+    describe("columns %d to %d", low, high);
+    const uint32_t columns = columns_between(low, high);
+    for (int i = 0; i < 32; i++) {
+        const int at = i / 2 * 8 + i % 2;
+        if ((columns >> i & 1) != (low <= at && at <= high))
+            fail("column %d is wrong", at);
+    }
+}
+
 static void attention_order(int64_t)
 {
     for (int i = 0; i < 50; i++) {
+        order_of_whole_heads();
+        columns_of_a_thread();
         order_of_tiles();
         blocks_of_a_band();
         order_of_blocks();

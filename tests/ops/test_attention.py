@@ -167,6 +167,40 @@ def test_long_rows_take_hoppers_path(head_dim, value_dim, paths):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("option", ["full", "causal", "causal, bottom right", "window", "left window"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_short_rows_of_many_heads_on_hopper(force, dtype, option):
+    """More tiles than multiprocessors, so that warpgroups go on to the next one without each other: right, and the same
+    bits each time; with dropout the weights that it has in any order."""
+    needs_hopper()
+    force("sm90")
+    for i, (queries, keys) in enumerate(
+        [(64, 64), (100, 100), (197, 197), (256, 256), (1, 40), (700, 130), (333, 256), (577, 577), (1024, 1024)]
+    ):
+        batch, heads, key_heads, head_dim = 200 if queries < 200 else 70, 4, (4, 2, 1)[i % 3], (64, 40)[i % 2]
+        tensors = [
+            torch.randn(batch, rows, some, head_dim, device="cuda").to(dtype).transpose(1, 2)
+            for some, rows in ((heads, queries), (key_heads, keys), (key_heads, keys))
+        ]
+        found = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
+        for _ in range(10):
+            again = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
+            assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+        exact = reference(*(t.double() for t in tensors), **OPTIONS[option])
+        assert_errors_are_small(found, exact, reference(*tensors, **OPTIONS[option]), dtype)
+        if option == "full":
+            # Values of which each row has its own element: the output has the weights.
+            query, key = torch.zeros_like(tensors[0]), torch.zeros_like(tensors[1])
+            value = torch.zeros_like(tensors[2])
+            value[..., torch.arange(keys), torch.arange(keys) % head_dim] = 1
+            options = 1.0, 0, -1, -1, 0.0, 0.2
+            output, _, state = torch.ops.cuda_ops.attention_forward(query, key, value, None, None, *options)
+            factors = dropout_factors(state, 0.2, (batch, heads, queries, keys))
+            expected = factors / keys @ value[:, :1].double()
+            assert (output - expected).abs().max() <= 2**-7 * expected.abs().max()
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("dims", [(256, 256), (192, 192), (192, 128), (136, 248), (72, 160)], ids=str)
 @pytest.mark.parametrize("option", ["full", "causal", "causal, bottom right", "window", "left window"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

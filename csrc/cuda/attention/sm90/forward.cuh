@@ -28,8 +28,14 @@ struct ForwardTile {
     // Of long rows there is room for one tile of queries. Each warpgroup's are then a part with barriers of its own: the
     // next ones come as soon as it has no use for its place, while the other one is still at work.
     static constexpr bool SINGLE = D > 128;
+    // Short rows: four warpgroups, of which each goes on to the next tile as soon as it is done. The strips of 64
+    // queries that a tile has are dealt out to them one after the other.
+    static constexpr bool SHORT = GROUPS == 4;
+    // The producer tells consumers which tile there is.
+    static constexpr bool ANNOUNCED = PACKED || SHORT;
     // Of short sequences a tile has one block of keys: two stages are too few to have the next ones on their way.
-    static constexpr int KEY_STAGES = PACKED && D == 64 ? 3 : 2, QUERY_STAGES = SINGLE ? 1 : KEY_STAGES;
+    static constexpr int KEY_STAGES = SHORT ? 8 : PACKED && D == 64 ? 3 : 2;
+    static constexpr int QUERY_STAGES = SINGLE ? 1 : SHORT ? 3 : KEY_STAGES;
     static constexpr int QUERY_PARTS = SINGLE ? GROUPS : 1, QUERY_PLACES = QUERY_STAGES * QUERY_PARTS;
     static constexpr int M = 64 * GROUPS, THREADS = (GROUPS + 1) * WARPGROUP;
     static constexpr int COLUMNS = D / 64, VALUE_COLUMNS = VALUE_D / 64; // of 64 elements, SWIZZLE_ROW bytes
@@ -39,12 +45,17 @@ struct ForwardTile {
     static constexpr int KEYS_FROM = QUERY_STAGES * QUERY_BYTES, VALUES_FROM = KEYS_FROM + KEY_STAGES * KEY_BYTES;
     static constexpr int BARRIERS_FROM = VALUES_FROM + KEY_STAGES * VALUE_BYTES;
     static constexpr int TILE_BYTES = 48, TILES_FROM = BARRIERS_FROM + (2 * QUERY_PLACES + 4 * KEY_STAGES) * 8;
-    static constexpr int SHARED_BYTES = TILES_FROM + (PACKED ? QUERY_PLACES * TILE_BYTES : 0) + SWIZZLE_ATOM;
+    static constexpr int SHARED_BYTES = TILES_FROM + (ANNOUNCED ? QUERY_PLACES * TILE_BYTES : 0) + SWIZZLE_ATOM;
     static_assert(TILES_FROM % 16 == 0, "read by 16 bytes");
-    static constexpr int REGISTERS = GROUPS == 2 ? 232 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
+    static constexpr int REGISTERS = GROUPS == 2 ? 232 : GROUPS == 3 ? 160 : 112;
+    static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : GROUPS == 3 ? 32 : 24;
     // Two warpgroups have registers for the weights of two blocks: those of one are made beside the other's product.
     static constexpr bool AHEAD = GROUPS == 2 && VALUE_D / 2 + N <= 192 && !DROPS;
-    static_assert(GROUPS == 2 || GROUPS == 3, "what the registers are divided by");
+    static_assert(2 <= GROUPS && GROUPS <= 4, "what the registers are divided by");
+    static_assert(!SHORT || (!PACKED && D == 64), "the words that announce a tile, and a box a strip");
+    // Who gives a stage back: a warpgroup's first thread. No turns hold the warps of SHORT tiles together: there each
+    // gives back what it has waited for, so that no phase of a barrier can be over before it has seen it.
+    static constexpr int RELEASING = SHORT ? WARP_SIZE : WARPGROUP, RELEASES = GROUPS * (WARPGROUP / RELEASING);
     static_assert(N % 16 == 0 && COLUMN_BYTES % SWIZZLE_ATOM == 0, "whole products, aligned to the swizzle");
     static_assert(VALUE_D <= D, "the output takes the queries' place");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
@@ -63,6 +74,7 @@ struct ForwardWork {
     float scale_log2;  // scale * log2(e)
     DropoutWork dropout;
     PackedWork packed; // of packed sequences, which have no band, section or schedule of the whole call
+    int whole;         // SHORT: heads of which a block takes all tiles before others come in sections
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -73,6 +85,7 @@ template <bool PACKED>
 struct ForwardCoordinates {
     int first_row, head, batch, all_head;
     int last, count;
+    int strips, first_group; // where SHORT: those of 64 queries, and which warpgroup has the first one
     PackedSequence sequence; // where PACKED
 
     __device__ __forceinline__ const Band &band(const ForwardWork &work) const
@@ -98,12 +111,37 @@ struct ForwardCoordinates {
     }
 };
 
+// Tile m of a head.
+template <typename C>
+__device__ __forceinline__ void place_tile(ForwardCoordinates<C::PACKED> &tile, const ForwardWork &work, int m,
+                                           int all_head)
+{
+    tile.all_head = all_head;
+    tile.batch = tile.all_head / work.heads;
+    tile.head = tile.all_head - tile.batch * work.heads;
+    tile.first_row = m * C::M - work.rows_before;
+    const int last_row = min(tile.first_row + C::M, work.band.queries) - 1;
+    if (C::SHORT) {
+        tile.first_row = max(tile.first_row, 0);
+        tile.strips = (last_row - tile.first_row) / 64 + 1;
+    }
+    const Blocks keys = blocks_of_keys(work.band, max(tile.first_row, 0), last_row, C::N);
+    tile.last = keys.last, tile.count = keys.count;
+}
+
 // The round-th tile of this block.
 template <typename C>
 __device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile, const ForwardWork &work, int round)
 {
+    const int whole_rounds = C::SHORT ? work.whole / (int)gridDim.x * work.tiles_m : 0;
+    if (C::SHORT && round < whole_rounds) {
+        const TileOfQueries found = tile_of_whole_head(round, (int)blockIdx.x, (int)gridDim.x, work.tiles_m);
+        place_tile<C>(tile, work, found.m, found.head);
+        return true;
+    }
     int section, rank;
-    if (!scheduled_item(C::PACKED ? work.packed.schedule->schedule : work.schedule, round, section, rank))
+    if (!scheduled_item(C::PACKED ? work.packed.schedule->schedule : work.schedule, round - whole_rounds, section,
+                        rank))
         return false;
     if (C::PACKED)
         tile = {}; // so that nothing of the one before is kept
@@ -111,7 +149,8 @@ __device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile
     if (rank < 0)
         return true;
     const int of_section = C::PACKED ? work.packed.schedule->section : work.section;
-    const int first_head = section * of_section, heads = min(of_section, work.all_heads - first_head);
+    const int first_head = (C::SHORT ? work.whole : 0) + section * of_section;
+    const int heads = min(of_section, work.all_heads - first_head);
     if constexpr (C::PACKED) {
         const int place = rank / heads;
         const PackedTile found = work.packed.tiles[place];
@@ -125,13 +164,7 @@ __device__ __forceinline__ bool forward_tile(ForwardCoordinates<C::PACKED> &tile
         return true;
     }
     const TileOfQueries found = tile_of_queries(rank, heads, work.tiles_m, work.together);
-    tile.all_head = first_head + found.head;
-    tile.batch = tile.all_head / work.heads;
-    tile.head = tile.all_head - tile.batch * work.heads;
-    tile.first_row = found.m * C::M - work.rows_before;
-    const int last_row = min(tile.first_row + C::M, work.band.queries) - 1;
-    const Blocks keys = blocks_of_keys(work.band, max(tile.first_row, 0), last_row, C::N);
-    tile.last = keys.last, tile.count = keys.count;
+    place_tile<C>(tile, work, found.m, first_head + found.head);
     return true;
 }
 
@@ -168,31 +201,54 @@ __device__ __forceinline__ void load_block(uint32_t to, const CUtensorMap *map, 
     ring.advance();
 }
 
-// Packed sequences: a tile travels with its queries, so that the producer alone looks for it, ahead. count < 0: there
-// are no more. Consumers have no use for first_key.
+// A tile travels with its queries, so that the producer alone looks for it, ahead. count < 0: there are no more.
+// Consumers have no use for first_key.
 template <typename C>
-__device__ __forceinline__ void announce_tile(const ForwardCoordinates<true> &tile, const ForwardShared &s, int place)
+__device__ __forceinline__ void announce_tile(const ForwardCoordinates<C::PACKED> &tile, const ForwardShared &s,
+                                              int place)
 {
-    const Band &band = tile.sequence.band;
-    const int words[9] = {tile.first_row, tile.head,    tile.last,
-                          tile.count,     band.queries, band.keys,
-                          band.low,       band.high,    tile.sequence.first_query};
-#pragma unroll
-    for (int i = 0; i < 9; i++)
-        st_shared(s.tiles + place * C::TILE_BYTES + 4 * i, (uint32_t)words[i]);
+    const uint32_t to = s.tiles + place * C::TILE_BYTES;
+    const auto tell = [to](auto... words) {
+        uint32_t at = to;
+        ((st_shared(at, (uint32_t)words), at += 4), ...);
+    };
+    if constexpr (C::PACKED) {
+        const Band &band = tile.sequence.band;
+        tell(tile.first_row, tile.head, tile.last, tile.count, band.queries, band.keys, band.low, band.high,
+             tile.sequence.first_query);
+    } else {
+        tell(tile.first_row, tile.strips, tile.last, tile.count, tile.first_group, tile.head, tile.batch,
+             tile.all_head);
+    }
 }
 template <typename C>
-__device__ __forceinline__ bool announced_tile(ForwardCoordinates<true> &tile, const ForwardShared &s, int place)
+__device__ __forceinline__ bool announced_tile(ForwardCoordinates<C::PACKED> &tile, const ForwardShared &s, int place)
 {
     const uint32_t from = s.tiles + place * C::TILE_BYTES;
-    uint32_t first_row, head, last, count, queries, keys, low, high, first_query;
-    ld_shared_v4(first_row, head, last, count, from);
-    ld_shared_v4(queries, keys, low, high, from + 16);
-    ld_shared(first_query, from + 32);
-    tile.first_row = (int)first_row, tile.head = (int)head, tile.last = (int)last, tile.count = (int)count;
-    tile.sequence.band = {(int)queries, (int)keys, (int)low, (int)high};
-    tile.sequence.first_query = (int)first_query;
+    uint32_t first_row, second, last, count;
+    ld_shared_v4(first_row, second, last, count, from);
+    tile.first_row = (int)first_row, tile.last = (int)last, tile.count = (int)count;
+    if constexpr (C::PACKED) {
+        uint32_t queries, keys, low, high, first_query;
+        ld_shared_v4(queries, keys, low, high, from + 16);
+        ld_shared(first_query, from + 32);
+        tile.head = (int)second;
+        tile.sequence.band = {(int)queries, (int)keys, (int)low, (int)high};
+        tile.sequence.first_query = (int)first_query;
+    } else {
+        uint32_t first_group;
+        ld_shared(first_group, from + 16);
+        tile.strips = (int)second, tile.first_group = (int)first_group;
+    }
     return tile.count >= 0;
+}
+// Of SHORT tiles what is wanted last, and would take registers until then.
+template <typename C>
+__device__ __forceinline__ void announced_head(ForwardCoordinates<C::PACKED> &tile, const ForwardShared &s, int place)
+{
+    uint32_t first_group, head, batch, all_head;
+    ld_shared_v4(first_group, head, batch, all_head, s.tiles + place * C::TILE_BYTES + 16);
+    tile.head = (int)head, tile.batch = (int)batch, tile.all_head = (int)all_head;
 }
 
 // The producer thread. A block's values are wanted one product of queries and keys later than its keys.
@@ -204,15 +260,17 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
     Ring<C::QUERY_STAGES> query_ring = {0, 0};
     Ring<C::KEY_STAGES> key_ring = {0, 0}, value_ring = {0, 0};
     ForwardCoordinates<C::PACKED> tile = {};
+    int next_group = 0;
     const auto load_queries = [&]() {
         constexpr int BOXES = C::GROUPS * C::COLUMNS / C::QUERY_PARTS; // of a part
         const int none = max(-tile.first_row, 0) / 64 * C::COLUMNS;    // boxes before the first query
         for (int part = 0; part < C::QUERY_PARTS; part++) {
-            const int place = query_ring.stage * C::QUERY_PARTS + part, end = (part + 1) * BOXES;
+            const int place = query_ring.stage * C::QUERY_PARTS + part;
+            const int end = C::SHORT ? tile.strips : (part + 1) * BOXES;
             const int first = tile.count > 0 ? max(none, part * BOXES) : end;
             const uint32_t full = s.query_full + 8 * place;
             mbarrier_wait(s.query_empty + 8 * place, query_ring.phase ^ 1);
-            if constexpr (C::PACKED)
+            if constexpr (C::ANNOUNCED)
                 announce_tile<C>(tile, s, place);
             mbarrier_arrive_expect_tx(full, max(end - first, 0) * C::BOX_BYTES);
 #pragma unroll 1
@@ -233,6 +291,12 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
     for (int round = 0; forward_tile<C>(tile, work, round); round++) {
         if (tile.count < 0)
             continue;
+        if (C::SHORT) {
+            // A head whose strips are as many for each begins at the next one, since later strips may see more keys.
+            tile.first_group = next_group;
+            const bool even = tile.first_row == 0 && (work.band.queries + 63) / 64 % C::GROUPS == 0;
+            next_group = (next_group + tile.strips + even) % C::GROUPS;
+        }
         // Queries whose place is still the tile before's come behind the keys and values that there is room for.
         const int queries_after = C::SINGLE ? min(1, tile.count - 1) : -1;
         if (queries_after < 0)
@@ -249,7 +313,7 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
         if (tile.count > 0)
             load_values(row + C::N);
     }
-    if constexpr (C::PACKED) {
+    if constexpr (C::ANNOUNCED) {
         tile = {};
         tile.count = -1;
         load_queries();
@@ -365,18 +429,21 @@ __device__ __forceinline__ void move_shifts(SoftmaxRows &rows, float (&shift)[2]
     }
 }
 
-// -inf where the thread's rows, `row` and row + 8, do not see a key. column: the key of s[0].
-template <int N>
+// -inf where the thread's rows, `row` and row + 8, do not see a key. column: the key of s[0]. BITS: a row's scores are
+// bits of a word first, which is fewer instructions.
+template <int N, bool BITS>
 __device__ __forceinline__ void mask_scores(float (&s)[N / 2], const Band &band, int row, int column)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int high = min(row + 8 * r + band.high, band.keys - 1) - column, low = row + 8 * r + band.low - column;
+        const uint32_t seen = BITS ? columns_between(low, high) : 0;
 #pragma unroll
         for (int i = 0; i < N / 2; i++)
             if (i / 2 % 2 == r) {
                 const int at = i / 4 * 8 + i % 2;
-                s[i] = at > high || at < low ? -INFINITY : s[i];
+                const bool hidden = BITS ? !(seen >> (i / 4 * 2 + i % 2) & 1) : at > high || at < low;
+                s[i] = hidden ? -INFINITY : s[i];
             }
     }
 }
@@ -384,15 +451,18 @@ __device__ __forceinline__ void mask_scores(float (&s)[N / 2], const Band &band,
 static constexpr int ORDER_BARRIER = 1, STORE_BARRIER = 4; // named barriers, one a consumer warpgroup
 
 // Ping-pong: the warpgroups issue their products in turns, so that one's exponentials run beside the other's products.
+// Not of SHORT tiles, whose warpgroups may be at different ones.
 template <typename C>
 __device__ __forceinline__ void wait_for_turn(int group)
 {
-    bar_sync<2 * WARPGROUP>(ORDER_BARRIER + group);
+    if (!C::SHORT)
+        bar_sync<2 * WARPGROUP>(ORDER_BARRIER + group);
 }
 template <typename C>
 __device__ __forceinline__ void pass_turn(int group)
 {
-    bar_arrive(ORDER_BARRIER + (group + 1 == C::GROUPS ? 0 : group + 1), 2 * WARPGROUP);
+    if (!C::SHORT)
+        bar_arrive(ORDER_BARRIER + (group + 1 == C::GROUPS ? 0 : group + 1), 2 * WARPGROUP);
 }
 
 // The blocks of a tile that the 64 queries of a warpgroup see: `count` from `last` downwards, and how many of the tile's
@@ -416,7 +486,7 @@ __device__ __forceinline__ OwnBlocks own_blocks(const ForwardCoordinates<C::PACK
 template <typename C>
 __device__ __forceinline__ void release_block(uint32_t empty, Ring<C::KEY_STAGES> &ring, int thread)
 {
-    if (thread == 0)
+    if (thread % C::RELEASING == 0)
         mbarrier_arrive(empty + 8 * ring.stage);
     ring.advance();
 }
@@ -437,12 +507,12 @@ __device__ __forceinline__ void skip_values(const ForwardShared &s, Ring<C::KEY_
 
 // The output of a warpgroup's 64 queries takes their place, which it has read, and is copied out.
 template <typename C>
-__device__ __forceinline__ void store_output(const ForwardWork &work, const CUtensorMap *map_output,
-                                             const ForwardCoordinates<C::PACKED> &tile, const SoftmaxRows &rows,
-                                             float (&o)[C::VALUE_D / 2], uint32_t boxes, int group, int thread)
+__device__ __forceinline__ void
+store_output(const ForwardWork &work, const CUtensorMap *map_output, const ForwardCoordinates<C::PACKED> &tile,
+             const SoftmaxRows &rows, float (&o)[C::VALUE_D / 2], uint32_t boxes, int group, int strip, int thread)
 {
     typedef typename C::T T;
-    const int warp = thread / WARP_SIZE, lane = thread % WARP_SIZE, top = tile.first_row + 64 * group;
+    const int warp = thread / WARP_SIZE, lane = thread % WARP_SIZE, top = tile.first_row + 64 * strip;
     // The sums of a row's four lanes, and the quotients. A row without keys has a sum of 0.
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -489,8 +559,9 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
 {
     typedef typename C::T T;
     const int group = warp_uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
-    const int lane = thread % WARP_SIZE, my_row = 64 * group + 16 * (thread / WARP_SIZE) + lane / 4;
-    const uint32_t my_queries = s.queries + group * C::COLUMNS * C::BOX_BYTES;
+    int strip = group; // of the tile's queries
+    const int lane = thread % WARP_SIZE, my_row = (C::SHORT ? 0 : 64 * group) + 16 * (thread / WARP_SIZE) + lane / 4;
+    const uint32_t my_queries = s.queries + (C::SHORT ? 0 : group) * C::COLUMNS * C::BOX_BYTES;
     const uint64_t queries_first = wgmma_descriptor(my_queries, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
     const uint64_t keys_first = wgmma_descriptor(s.keys, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
     const uint64_t values_first = wgmma_descriptor(s.values, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
@@ -507,12 +578,15 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
         stored = -1;
     };
     const auto query_place = [&]() { return C::SINGLE ? group : query_ring.stage; };
+    const auto strip_from = [&]() {
+        return query_ring.stage * C::QUERY_BYTES + (C::SHORT ? strip * C::COLUMNS * C::BOX_BYTES : 0);
+    };
     const DropoutSeed seed(C::DROPS ? work.dropout.philox : cuda_ops_philox_state{});
     if (group == C::GROUPS - 1)
         pass_turn<C>(group);
 
     const auto next_tile = [&](ForwardCoordinates<C::PACKED> &tile, int round) {
-        if constexpr (C::PACKED) {
+        if constexpr (C::ANNOUNCED) {
             mbarrier_wait(s.query_full + 8 * query_place(), query_ring.phase);
             return announced_tile<C>(tile, s, query_place());
         } else {
@@ -520,7 +594,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
         }
     };
     const auto issue_keys = [&]() {
-        multiply_keys<C>(scores, wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES),
+        multiply_keys<C>(scores, wgmma_advance(queries_first, strip_from()),
                          wgmma_advance(keys_first, key_ring.stage * C::KEY_BYTES));
     };
     const auto issue_values = [&](uint32_t(&weights)[C::N / 16][4]) {
@@ -539,16 +613,38 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
         wgmma_pin(weights);
         release_block<C>(s.value_empty, value_ring, thread);
     };
+    const auto skip_blocks = [&](int count) {
+#pragma unroll 1
+        for (int i = 0; i < count; i++) {
+            skip_keys<C>(s, key_ring, group, thread);
+            skip_values<C>(s, value_ring, thread);
+        }
+    };
     ForwardCoordinates<C::PACKED> tile;
     for (int round = 0; next_tile(tile, round); round++) {
         if (tile.count < 0)
             continue;
-        const int top = tile.first_row + 64 * group;
+        if constexpr (C::SHORT) {
+            strip = group - tile.first_group + (group < tile.first_group ? C::GROUPS : 0);
+            if (strip >= tile.strips) {
+                release_stored();
+                bar_sync<WARPGROUP>(STORE_BARRIER + group); // all know that there is none
+                if (thread == 0)
+                    mbarrier_arrive(s.query_empty + 8 * query_place());
+                skip_blocks(tile.count);
+                query_ring.advance();
+                continue;
+            }
+            if (C::DROPS)
+                announced_head<C>(tile, s, query_place());
+        }
+        const int top = tile.first_row + 64 * strip;
         const Band &band = tile.band(work);
         const OwnBlocks own = own_blocks<C>(tile, band, top);
         const auto mask_block = [&](int key) {
             if (key + C::N - 1 > min(top + band.high, band.keys - 1) || key < top + 63 + band.low)
-                mask_scores<C::N>(scores, band, tile.first_row + my_row, key + lane % 4 * 2);
+                mask_scores<C::N, C::SHORT>(scores, band, (C::SHORT ? top : tile.first_row) + my_row,
+                                            key + lane % 4 * 2);
         };
         const uint32_t dropout_row =
             (uint32_t)cuda_ops_attention_dropout_row(tile.all_head, work.band.queries, top + thread / WARP_SIZE * 16);
@@ -611,17 +707,10 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
                     o[j] *= alpha[j / 2 % 2];
             }
         };
-        const auto skip_blocks = [&](int count) {
-#pragma unroll 1
-            for (int i = 0; i < count; i++) {
-                skip_keys<C>(s, key_ring, group, thread);
-                skip_values<C>(s, value_ring, thread);
-            }
-        };
 #pragma unroll
         for (int i = 0; i < C::VALUE_D / 2; i++)
             o[i] = 0;
-        if (!C::PACKED)
+        if (!C::ANNOUNCED)
             mbarrier_wait(s.query_full + 8 * query_place(), query_ring.phase);
         if (own.count > 0) {
 #pragma unroll 1
@@ -661,7 +750,9 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
             skip_blocks(own.before);
         }
         skip_blocks(own.after);
-        store_output<C>(work, map_output, tile, rows, o, my_queries + query_ring.stage * C::QUERY_BYTES, group, thread);
+        if (C::SHORT)
+            announced_head<C>(tile, s, query_place());
+        store_output<C>(work, map_output, tile, rows, o, my_queries + strip_from(), group, strip, thread);
         stored = query_place();
         if (C::SINGLE)
             release_stored();
@@ -702,8 +793,8 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         for (int stage = 0; stage < C::KEY_STAGES; stage++) {
             mbarrier_init(s.key_full + 8 * stage, 1);
             mbarrier_init(s.value_full + 8 * stage, 1);
-            mbarrier_init(s.key_empty + 8 * stage, C::GROUPS);
-            mbarrier_init(s.value_empty + 8 * stage, C::GROUPS);
+            mbarrier_init(s.key_empty + 8 * stage, C::RELEASES);
+            mbarrier_init(s.value_empty + 8 * stage, C::RELEASES);
         }
         fence_mbarrier_init();
     }
@@ -773,21 +864,38 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     work.together = longest_first ? 0 : last_is_short ? work.tiles_m - 1 : work.tiles_m;
     work.rows_before = longest_first ? rows_before(work.band.queries, C::M) : 0;
     // At least a tile for every block.
+    work.whole = C::SHORT ? (int)(work.all_heads / blocks * blocks) : 0;
+    const int64_t heads = work.all_heads - work.whole;
     int64_t section = heads_at_once(p, p.keys), least = ceil_div(blocks, work.tiles_m);
     section = section > least ? section : least;
-    section = work.together == work.tiles_m || section > work.all_heads ? work.all_heads : section;
+    section = work.together == work.tiles_m || section > heads ? heads : section;
+    section = section > 0 ? section : 1;
     work.section = (int)section;
-    work.schedule = make_schedule(total, section * work.tiles_m, blocks, longest_first);
+    work.schedule = make_schedule(heads * work.tiles_m, section * work.tiles_m, blocks, longest_first);
     work.dropout = dropout_work_of(p, call.state);
     launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
                               map_value, map_output, work);
     return launch_status();
 }
 
+// Whether rows are so short that the SHORT tile is faster: causal ones of up to 1024 tokens (0.5 to 0.96 of the time),
+// others of up to 256 keys (0.5 to 0.88). Tiles of 192 queries are more to be shared out than its tiles of 256: where
+// all of them are at work at once, they are faster (benchmarks/notes/attention.md).
+static inline bool takes_short_tile(const cuda_ops_attention &p, const Device &device)
+{
+    const Band band = band_of(cuda_ops_attention_only_sequence(&p));
+    const int64_t most_keys = band.high < band.keys - 1 ? 1024 : 256;
+    return p.queries <= 1024 && p.keys <= most_keys &&
+           ceil_div(p.queries, 192) * p.batch * p.heads > device.multiprocessors;
+}
+
 // Tiles of rows of 64, 128, 192 and 256 elements, and of 192 with values of 128, as latent attention has them.
 template <typename T, bool DROPS, bool PACKED = false>
 static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
 {
+    if constexpr (!PACKED)
+        if (attention_sm90_is_narrow(call.problem) && takes_short_tile(call.problem, device))
+            return launch_forward<ForwardTile<T, 64, 64, 4, 64, DROPS, PACKED>>(call, device);
     if (attention_sm90_is_narrow(call.problem))
         return launch_forward<ForwardTile<T, 64, 64, 3, 128, DROPS, PACKED>>(call, device);
     if constexpr (!DROPS && !PACKED) {

@@ -8,6 +8,8 @@
 // masks are applied only where a block is cut. Long tiles come first, and a last tile that is short comes last. Where
 // queries see more and more keys and are no whole tiles, the first tile is the short one: what idles does so where
 // there are the fewest keys.
+// Short rows of up to 64 elements have tiles of 256 queries and 64 keys, and four warpgroups without turns: each takes
+// the next strip of 64 queries as it gets done, so that a tile's end and beginning run beside other tiles.
 // Rows of more than 128 elements leave room for one tile of queries, and for 80 to 128 keys in two stages.
 // With dropout, an instance of its own (forward_dropout_bfloat16.cu), a thread draws the numbers of the scores that it has.
 // Bound by the tensor cores and, for rows of 64, by the exponentials as much. Measured on an H200 against cuDNN:

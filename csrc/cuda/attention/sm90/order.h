@@ -5,6 +5,7 @@
 #define CUDA_OPS_ATTENTION_SM90_ORDER_H
 
 #include <cuda_runtime.h>
+#include <stdint.h>
 
 // Query i sees keys i + low to i + high of 0 to keys - 1.
 struct Band {
@@ -33,6 +34,26 @@ __host__ __device__ __forceinline__ TileOfQueries tile_of_queries(int rank, int 
         return {rank % together, rank / together};
     rank -= heads * together;
     return {tiles - 1 - rank / heads, rank % heads};
+}
+
+// Of heads that a block has to itself, the round-th tile of block `block` of `blocks`: the last one of a head first,
+// since it is the longest where attention is causal.
+__host__ __device__ __forceinline__ TileOfQueries tile_of_whole_head(int round, int block, int blocks, int tiles)
+{
+    const int turn = round / tiles;
+    return {tiles - 1 - (round - turn * tiles), turn * blocks + block};
+}
+
+// A thread has two of every eight columns of a product, 32 at most. Bit i: whether its i-th is one of `low` to `high`,
+// which are counted from its first.
+__host__ __device__ __forceinline__ uint32_t columns_up_to(int last)
+{
+    const int count = last < 0 ? 0 : (last >> 3) * 2 + ((last & 7) > 0 ? 2 : 1);
+    return count < 32 ? (1u << count) - 1 : 0xffffffffu;
+}
+__host__ __device__ __forceinline__ uint32_t columns_between(int low, int high)
+{
+    return columns_up_to(high) & ~columns_up_to(low - 1);
 }
 
 // Blocks of N keys add to the sums of M queries in ascending order; the first stores them, the last rounds them.
