@@ -172,11 +172,13 @@ def batches(batch, m, n, k, dtype, ta, tb):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if plan[0] == 13 and plan[3] == 0], ids=str)
 def test_plans_of_batches(plan, dtype):
-    """More matrices than multiprocessors, each of less than a tile, one, and several: blocks loop over them.
-    One operand of a batch may be the same for all."""
+    """More matrices than multiprocessors, each of less than a tile, one, and several: blocks loop over them, and in the
+    last two sizes clusters over whole rows of tiles and lone ones in turn. One operand of a batch may be the same for
+    all."""
     ran = 0
     for (batch, m, n, k), (ta, tb) in itertools.product(
-        [(300, 64, 64, 64), (150, 128, 128, 96), (140, 136, 72, 40)], itertools.product([False, True], repeat=2)
+        [(300, 64, 64, 64), (150, 128, 128, 96), (140, 136, 72, 40), (60, 520, 520, 136), (60, 520, 328, 136)],
+        itertools.product([False, True], repeat=2),
     ):
         a, b = batches(batch, m, n, k, dtype, ta, tb)
         for left, right in [(a, b), (a[:1].expand(batch, -1, -1), b), (a, b[:1].expand(batch, -1, -1))]:

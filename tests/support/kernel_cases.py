@@ -210,7 +210,7 @@ def run_plans():
 
     plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]
     plans += [(13, tile, splits, 0) for tile in range(10, 16) for splits in (1, 2)]  # without gelu
-    plans += [(13, tile, 1, 0) for tile in range(16, 21)]  # two blocks to a tile, in a cluster
+    plans += [(13, tile, 1, 0) for tile in range(16, 22)]  # two blocks to a tile, in a cluster
     plans += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)]
     for plan, dtype in itertools.product(plans, [torch.float32, torch.float16, torch.bfloat16]):
         a, b = (torch.randn(lines, 200, device="cuda").to(dtype) for lines in (72, 136))
@@ -219,6 +219,13 @@ def run_plans():
                 ops.gemm_planned(*operands, plan, allow_tf32=True)
             except NotImplementedError:  # not for this dtype and these storage orders
                 continue
+    # An odd number of rows of tiles, of which a cluster takes two at a time.
+    for tile, dtype in itertools.product([*range(4), *range(10, 16)], [torch.float32, torch.bfloat16]):
+        a, b = (torch.randn(lines, 200, device="cuda").to(dtype) for lines in (520, 392))
+        try:
+            ops.gemm_planned(a, b.T, (13, tile, 1, 0), allow_tf32=True)
+        except NotImplementedError:
+            continue
     # More tiles than two a multiprocessor, so that blocks loop over them.
     for tile, dtype in itertools.product(range(4, 8), [torch.float32, torch.bfloat16]):
         a, b = (torch.randn(300, 16, 72, device="cuda").to(dtype) for _ in range(2))
