@@ -421,7 +421,8 @@ void *shared_memory(const char *site, size_t bytes, size_t alignment)
 {
     if (site == nullptr)
         bytes = launched->dynamicSmemBytes, alignment = 1024;
-    const uint32_t number = sites.emplace(site, (uint32_t)sites.size() + 1).first->second;
+    // 0 is the memory that a launch asks for: its addresses are those that wgmma's descriptors hold without a number.
+    const uint32_t number = site == nullptr ? 0 : sites.emplace(site, (uint32_t)sites.size() + 1).first->second;
     if (number >= 1 << 10 || bytes > 1 << 18)
         fail("too many shared variables");
     return variable_of(*running->block, number, bytes, alignment).memory;

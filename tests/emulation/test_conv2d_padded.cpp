@@ -1,6 +1,6 @@
 // conv2d's padded path by mma.sync, and mma alone where it takes the call: all passes, groups, formats, strides and
 // dilations, against the sums as they stand. Some elements are infinite or NaN, which the padding must keep where they
-// belong; workspaces begin as NaN. wgmma and TMA, which sm90 and sm90_halo need, are not emulated.
+// belong; workspaces begin as NaN. TMA, which sm90 and sm90_halo need, is not emulated.
 #include "conv2d_sums.h"
 
 using namespace emulation;

@@ -64,11 +64,17 @@ def test_groups_of_few_channels_share_tiles(kind):
 
 
 @pytest.mark.parametrize("size, stride", [((64, 1024, 14, 14), 2), ((8, 1024, 9, 9), 1), ((64, 1024, 7, 7), 1)])
-def test_groups_of_32_channels_share_none_in_16_bits(size, stride):
-    """But for the gradient of input with strides, which others make of a copy for each stride phase."""
-    paths = chosen(size, (1024, 32, 3, 3), groups=32, padding=1, stride=stride, dtype=torch.float16)
-    assert "grouped" not in (paths["forward"], paths["gradient of weight"])
-    assert (paths["gradient of input"] == "grouped") == (stride > 1)
+def test_groups_of_32_channels_share_tiles_by_wgmma(size, stride):
+    """But for the gradient of the weight, and before Hopper."""
+    case = {"groups": 32, "padding": 1, "stride": stride, "dtype": torch.float16}
+    paths = chosen(size, (1024, 32, 3, 3), **case)
+    assert paths["forward"] == paths["gradient of input"] == "grouped"
+    assert paths["gradient of weight"] != "grouped"
+
+
+def test_groups_of_64_channels_fill_the_slices_of_wgmma():
+    paths = chosen((32, 2048, 7, 7), (2048, 64, 3, 3), groups=32, padding=1)
+    assert paths["forward"] == paths["gradient of input"] == "sm90"
 
 
 def test_winograd_takes_no_groups_where_it_is_not_fast():

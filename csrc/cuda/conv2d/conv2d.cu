@@ -48,8 +48,9 @@ static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_SM90_HALO, "sm90_halo", "conv2d/sm90_halo/", "conv2d_sm90_halo_kernel", conv2d_sm90_halo_supports,
      conv2d_sm90_halo_is_fast, conv2d_sm90_halo_workspace, conv2d_sm90_halo},
     {CUDA_OPS_CONV2D_GROUPED, "grouped", "conv2d/grouped/",
-     "conv2d_grouped_kernel conv2d_grouped_weight_kernel conv2d_grouped_weight_float32_kernel", conv2d_grouped_supports,
-     conv2d_grouped_is_fast, conv2d_grouped_workspace, conv2d_grouped},
+     "conv2d_grouped_kernel conv2d_grouped_sm90_kernel conv2d_grouped_weight_kernel "
+     "conv2d_grouped_weight_float32_kernel",
+     conv2d_grouped_supports, conv2d_grouped_is_fast, conv2d_grouped_workspace, conv2d_grouped},
     {CUDA_OPS_CONV2D_SM90, "sm90", "conv2d/sm90/",
      "conv2d_sm90_kernel conv2d_sm90_backward_input_strided_kernel conv2d_sm90_cluster_kernel", conv2d_sm90_supports,
      sm90_is_fast, conv2d_sm90_workspace, conv2d_sm90},

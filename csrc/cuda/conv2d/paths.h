@@ -69,7 +69,7 @@ Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device);
 
-// Groups of few channels by mma.sync, channels_last (grouped/grouped.cu).
+// Groups of few channels by mma.sync, and by wgmma on Hopper, channels_last (grouped/grouped.cu).
 Answer conv2d_grouped_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_grouped_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_grouped_workspace(const ConvCall &call, ConvDevice device);

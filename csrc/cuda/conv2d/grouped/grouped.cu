@@ -9,9 +9,10 @@
 // block takes several groups at a time, whose channels make about 128 bytes of each pixel, and a rectangle of pixels
 // with the halo that the kernel reaches, which it copies once for all taps; of backward_input with a stride all phases
 // are made from one halo. mma.sync's 8 columns are no more than the narrowest group has, and its k takes vectors of 16
-// bytes from anywhere, so that no product is of another group or of a gap. Bound by what warps wait for, fragments and
-// stores, few as there are on a multiprocessor: 2 to 4 times of what memory takes (benchmarks/notes/conv2d.md). With 32
-// channels and more wgmma can be faster (sm90).
+// bytes from anywhere, so that no product is of another group or of a gap. On Hopper forward and backward_input of
+// about 24 to 40 channels a group are made by wgmma of the same tiles. Bound by what warps wait for, few as there are
+// on a multiprocessor: 2 to 4 times of what memory takes (benchmarks/notes/conv2d.md). Of more channels sm90's slices
+// are full.
 #include <math.h>
 #include <string.h>
 
@@ -71,7 +72,8 @@ static Axis columns_of(const ConvCall &call)
 // How a call is cut up, and about how long it takes.
 struct GroupedPlan {
     int64_t slab_groups, tile_height, tile_width, columns, blocks; // blocks of a slab; 0: there is no plan
-    int64_t stages, shared_bytes;
+    bool wgmma;
+    int64_t stages;
     double microseconds;
 };
 
@@ -79,6 +81,7 @@ struct GroupedPlan {
 struct GroupedCall {
     Axis rows, columns;
     bool weight, tensor_cores; // else float32 as it is
+    bool has_wgmma;
     int64_t groups, channels, result_columns, vectors, column_vectors, taps, element;
     int64_t k_vectors, k_steps, phases; // of images
 };
@@ -88,7 +91,7 @@ static int64_t phase_steps(int64_t taps, int64_t vectors)
     return ceil_div(taps * vectors, 2);
 }
 
-static GroupedCall grouped_call(const ConvCall &call)
+static GroupedCall grouped_call(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
@@ -103,6 +106,8 @@ static GroupedCall grouped_call(const ConvCall &call)
     c.vectors = c.channels * c.element / 16;
     c.column_vectors = ceil_div(c.result_columns * c.element, 16);
     c.taps = s.kernel_height * s.kernel_width;
+    c.has_wgmma = conv2d_grouped_has_sm90() && device.capability == 90 && c.tensor_cores && !c.weight &&
+                  c.result_columns * c.element % 16 == 0;
     c.phases = 1;
     c.k_steps = phase_steps(c.taps, c.vectors);
     if (input) {
@@ -143,6 +148,16 @@ static int64_t halo_pixels(const GroupedCall &c, const GroupedPlan &plan)
     return halo_height(c, plan) * halo_slots(c, plan.tile_width);
 }
 
+// For wgmma the halo's pixels are sorted by the remainders of their rows too.
+static int64_t rows_of_remainder(const GroupedCall &c, const GroupedPlan &plan)
+{
+    return ceil_div(halo_height(c, plan), c.rows.step);
+}
+static int64_t plane_pixels(const GroupedCall &c, const GroupedPlan &plan)
+{
+    return rows_of_remainder(c, plan) * c.rows.step * halo_slots(c, plan.tile_width);
+}
+
 static int64_t round_to_128(int64_t bytes)
 {
     return ceil_div(bytes, 128) * 128;
@@ -158,13 +173,28 @@ static int64_t k_pixels(const GroupedCall &c, const GroupedPlan &plan)
 // Shared memory: where its parts begin.
 struct GroupedLayout {
     int64_t pixel_bytes, grad_pixel_bytes, weight_pitch, weight_rows;
-    int64_t positions, halo, weights, grad, stages, stage_bytes, bytes;
+    int64_t positions, halo, weights, grad, stages, stage_bytes, zeros, bytes;
+    int64_t plane_bytes;
 };
 
 static GroupedLayout layout_of(const GroupedCall &c, const GroupedPlan &plan)
 {
     const bool by_elements = c.weight && c.element == 4;
     GroupedLayout l = {};
+    if (plan.wgmma) {
+        l.plane_bytes = (plane_pixels(c, plan) | 1) * 16;
+        l.weight_rows = ceil_div(c.result_columns, 8) * 8;
+        l.weight_pitch = (l.weight_rows + 1) * 16;
+        l.positions = ceil_div(4 * c.k_steps, 8) * 8;
+        l.halo = l.positions + 8 * c.taps;
+        l.weights = round_to_128(l.halo + 8 * plane_pixels(c, plan));
+        l.stages = round_to_128(l.weights + plan.slab_groups * c.k_vectors * l.weight_pitch);
+        l.stage_bytes = round_to_128(plan.slab_groups * c.vectors * l.plane_bytes);
+        // What 64 rows of zeros take is what products read past the last plane, too.
+        l.zeros = l.stages + plan.stages * l.stage_bytes;
+        l.bytes = l.zeros + 1024;
+        return l;
+    }
     l.pixel_bytes = pixel_pitch(plan.slab_groups * c.vectors, by_elements);
     const int64_t halo = round_to_128(halo_pixels(c, plan) * l.pixel_bytes);
     if (c.weight) {
@@ -188,10 +218,12 @@ static GroupedLayout layout_of(const GroupedCall &c, const GroupedPlan &plan)
 
 static int64_t column_blocks(const GroupedCall &c, const GroupedPlan &plan)
 {
-    return ceil_div(c.result_columns, c.tensor_cores ? 8 * plan.columns : 8);
+    return ceil_div(c.result_columns, plan.wgmma ? 32 : c.tensor_cores ? 8 * plan.columns : 8);
 }
 static int64_t row_blocks(const GroupedCall &c, const GroupedPlan &plan)
 {
+    if (plan.wgmma) // the ends of rows are computed too
+        return ceil_div((plan.tile_height - 1) * halo_slots(c, plan.tile_width) / c.columns.step + plan.tile_width, 64);
     return ceil_div(plan.tile_height * plan.tile_width, c.tensor_cores ? 16 * GROUPED_ROWS : 128);
 }
 
@@ -229,6 +261,8 @@ static constexpr double CLOCK = 1700, SUM_START = 2, SUM_RATE = 3e6;
 // pixel.
 static constexpr double FLOAT32_STEP_PRODUCTS = 100, FLOAT32_STEP = 500, FLOAT32_PIXEL = 14, FLOAT32_WEIGHT_STEP = 120;
 static constexpr GroupedTimes IMAGES = {1.8, 3.7, 3.5, 0, 0.24, 9.8, 65, 20, 2000, 2100, 0.2};
+// By wgmma a step is of 64 pixels and 32 columns: fitted to 365 plans of 74 products.
+static constexpr GroupedTimes WGMMA = {0.1, 39.8, 0, 1.2, 0.2, 35.9, 116, 0, 1350, 2230, 0.24};
 static constexpr GroupedTimes WEIGHT = {1.8, 7, 5.9, 1, 0, 18.6, 66, 42, 0, 3700, 0};
 static constexpr GroupedTimes WEIGHT_TF32 = {2.7, 9.9, 18, 0, 0, 5.9, 113, 67, 0, 4900, 0};
 
@@ -255,10 +289,11 @@ static void estimate(const GroupedCall &c, const ConvCall &call, ConvDevice devi
     }
     int64_t at_once = (limit + 1024) / (bytes + 1024);
     if (c.weight) {
-        const int64_t registers = plan.columns == 4 ? (c.element == 4 ? 160 : 128) : plan.columns == 2 ? 96 : 80;
+        const bool wide = c.element == 4; // of a thread, as they are compiled for 9.0
+        const int64_t registers = plan.columns == 4 ? 128 : plan.columns == 2 ? (wide ? 96 : 80) : (wide ? 80 : 64);
         at_once = least(at_once, 65536 / (w.threads * registers));
     } else {
-        at_once = least(at_once, plan.columns == 1 ? 3 : 2);
+        at_once = least(at_once, plan.wgmma ? 4 : plan.columns == 1 ? 3 : 2);
     }
     int64_t blocks = least(tiles, device.multiprocessors * at_once / (slabs * parts));
     blocks = blocks < 1 ? 1 : blocks;
@@ -270,9 +305,13 @@ static void estimate(const GroupedCall &c, const ConvCall &call, ConvDevice devi
         }
         blocks = tiles;
     }
-    const GroupedTimes &m = !c.weight ? IMAGES : c.element == 4 && c.tensor_cores ? WEIGHT_TF32 : WEIGHT;
+    const GroupedTimes &m = plan.wgmma                         ? WGMMA
+                            : !c.weight                        ? IMAGES
+                            : c.element == 4 && c.tensor_cores ? WEIGHT_TF32
+                                                               : WEIGHT;
     const double nt = (double)plan.columns, right = plan.columns == 1 ? 0.5 : 0.5 * nt; // 128 bytes each
-    const double halo_vectors = (double)(halo_pixels(c, plan) * plan.slab_groups * c.vectors);
+    const double halo_vectors =
+        (double)((plan.wgmma ? plane_pixels(c, plan) : halo_pixels(c, plan)) * plan.slab_groups * c.vectors);
     double throughput, latency, fill = 0, read = 16 * halo_vectors, copies = halo_vectors;
     if (c.weight) {
         const double steps = (double)ceil_div(pixels, c.tensor_cores ? 32 / c.element : w.pixel_splits);
@@ -286,11 +325,12 @@ static void estimate(const GroupedCall &c, const ConvCall &call, ConvDevice devi
         const double tasks = (double)(row_blocks(c, plan) * plan.slab_groups * c.phases * column_blocks(c, plan));
         const double steps = (double)c.k_steps / (double)c.phases, rows = GROUPED_ROWS;
         const double stored = (double)(pixels * c.phases * plan.slab_groups * c.result_columns * c.element);
-        const double step =
-            c.tensor_cores ? fmax((rows + right) * m.shared, rows * nt * m.product) : FLOAT32_STEP_PRODUCTS;
+        const double step = plan.wgmma       ? m.product
+                            : c.tensor_cores ? fmax((rows + right) * m.shared, rows * nt * m.product)
+                                             : FLOAT32_STEP_PRODUCTS;
+        const double wait = plan.wgmma ? m.step : c.tensor_cores ? m.step + m.step_product * rows * nt : FLOAT32_STEP;
         throughput = tasks * steps * step + stored * m.store;
-        latency = ceil(tasks / GROUPED_WARPS) *
-                  (steps * (c.tensor_cores ? m.step + m.step_product * rows * nt : FLOAT32_STEP) + m.pixels);
+        latency = ceil(tasks / (plan.wgmma ? GROUPED_WARPS / 4 : GROUPED_WARPS)) * (steps * wait + m.pixels);
         read += stored;
         fill = m.fill * (double)(plan.slab_groups * c.result_columns * c.channels * c.taps);
     }
@@ -327,11 +367,12 @@ static int64_t even_part(int64_t extent, int64_t size)
 // have.
 static GroupedPlan search(const ConvCall &call, ConvDevice device)
 {
-    const GroupedCall c = grouped_call(call);
+    const GroupedCall c = grouped_call(call, device);
     const int64_t bytes = 16 * (c.vectors > c.column_vectors ? c.vectors : c.column_vectors);
     GroupedPlan best = {};
-    const auto consider = [&](int64_t groups, int64_t height, int64_t width, int64_t columns) {
+    const auto consider = [&](int64_t groups, int64_t height, int64_t width, int64_t columns, bool wgmma = false) {
         GroupedPlan plan = {};
+        plan.wgmma = wgmma;
         plan.slab_groups = least(groups, c.groups), plan.tile_height = height, plan.tile_width = width;
         plan.columns = c.tensor_cores ? columns : 0;
         estimate(c, call, device, plan);
@@ -345,8 +386,11 @@ static GroupedPlan search(const ConvCall &call, ConvDevice device)
             const int64_t width = even_part(c.columns.grid, least(64, ceil_div(c.columns.grid, across)));
             for (int64_t pixels = 64; pixels <= 512; pixels *= 2)
                 for (int64_t columns = 1; columns <= 4; columns *= 2) {
+                    const int64_t height = even_part(c.rows.grid, pixels / width);
                     if (columns == 1 || (c.tensor_cores && columns < 2 * ceil_div(c.result_columns, 8)))
-                        consider(groups, even_part(c.rows.grid, pixels / width), width, columns);
+                        consider(groups, height, width, columns);
+                    if (columns == 1 && c.has_wgmma)
+                        consider(groups, height, width, columns, true);
                 }
         }
     }
@@ -432,19 +476,18 @@ double conv2d_grouped_microseconds(const ConvCall &call, ConvDevice device)
 Answer conv2d_grouped_is_fast(const ConvCall &call, ConvDevice device)
 {
     // Past what was measured, and by then sm90's slices of 128 bytes are full.
-    const GroupedCall c = grouped_call(call);
+    const GroupedCall c = grouped_call(call, device);
     if (c.tensor_cores && (c.vectors > 8 || c.column_vectors > 8) && conv2d_sm90_supports(call, device))
         return no("a group's channels fill more than a slice of sm90's");
-    // Of 32 channels a group in 16 bits mma and sm90 were faster wherever the model said otherwise, by 1.03 to 2 times,
-    // but for the gradient of input with strides, which they make with a copy for each stride phase.
-    const bool strided_input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && c.phases > 1;
-    if (c.tensor_cores && c.element == 2 && c.vectors >= 4 && c.column_vectors >= 4 && !strided_input &&
+    // Gradients of the weight of 32 channels a group in 16 bits were made faster by mma and sm90 wherever the model said
+    // otherwise, by 1.03 to 2 times.
+    if (c.weight && c.tensor_cores && c.element == 2 && c.vectors >= 4 && c.column_vectors >= 4 &&
         conv2d_mma_supports(call, device))
         return no("32 channels a group or more fill the tiles of mma and sm90");
-    // Forward and gradients of input took longer than mma where the model said less.
+    // Forward and gradients of input by mma.sync took longer than mma where the model said less.
     constexpr double CAUTION = 1.15;
     const double time =
-        conv2d_grouped_microseconds(call, device) * (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 1 : CAUTION);
+        conv2d_grouped_microseconds(call, device) * (c.weight || plan_for(call, device).wgmma ? 1 : CAUTION);
     if (call.dtype == CUDA_OPS_FLOAT32 && !call.sizes.allow_tf32)
         return time > conv2d_simt_microseconds(call, device) ||
                        (conv2d_winograd_supports(call, device) && conv2d_winograd_is_fast(call, device) &&
@@ -465,7 +508,7 @@ size_t conv2d_grouped_workspace(const ConvCall &call, ConvDevice device)
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const GroupedPlan plan = plan_for(call, device);
     const int64_t weight = s.out_channels * (s.in_channels / s.groups) * s.kernel_height * s.kernel_width;
-    int64_t splits = weight_splits(grouped_call(call), plan);
+    int64_t splits = weight_splits(grouped_call(call, device), plan);
     return splits > 1 ? conv2d_round_to_256(splits * weight * 4) : 0;
 }
 
@@ -487,8 +530,12 @@ static GroupedTiles tiles_of(const ConvCall &call, const GroupedCall &c, const G
     t.tiles = (int)s.batch * t.count_of_image;
     t.halo_slots = (int)halo_slots(c, plan.tile_width);
     t.halo_height = (int)halo_height(c, plan);
+    t.halo_width = (int)((plan.tile_width - 1) * c.columns.step + c.columns.reach + 1);
     t.slots_of_remainder = t.halo_slots / t.step_x;
     t.pixel_bytes = (int)layout.pixel_bytes, t.halo_at = (int)layout.halo;
+    t.rows_of_remainder = (int)rows_of_remainder(c, plan), t.plane_pixels = (int)plane_pixels(c, plan);
+    t.plane_bytes = (int)layout.plane_bytes;
+    t.by_slots = divider_by((uint32_t)t.slots_of_remainder);
     t.groups = (int)c.groups, t.slab_groups = (int)plan.slab_groups, t.channels = (int)c.channels;
     t.vectors = (int)c.vectors, t.slab_vectors = (int)(plan.slab_groups * c.vectors);
     t.tiles_x = divider_by((uint32_t)t.count_x), t.tiles_of_image = divider_by((uint32_t)t.count_of_image);
@@ -566,7 +613,7 @@ static void set_phases(GroupedImages &work, const ConvCall &call, const GroupedC
 cuda_ops_status conv2d_grouped(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    const GroupedCall c = grouped_call(call);
+    const GroupedCall c = grouped_call(call, device);
     const GroupedPlan plan = plan_for(call, device);
     if (plan.blocks == 0)
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -591,6 +638,14 @@ cuda_ops_status conv2d_grouped(const ConvCall &call, ConvDevice device)
     work.weight_rows = (int)layout.weight_rows, work.weight_pitch = (int)layout.weight_pitch;
     work.positions_at = (int)layout.positions, work.weight_at = (int)layout.weights;
     work.stages_at = (int)layout.stages, work.stage_bytes = (int)layout.stage_bytes;
+    work.zeros_at = (int)layout.zeros;
+    work.by_row_blocks = divider_by((uint32_t)work.row_blocks);
+    work.by_column_blocks = divider_by((uint32_t)work.column_blocks);
+    const int64_t row_vectors = work.weight_channels * c.element / 16;
+    work.by_row_vectors = divider_by((uint32_t)(row_vectors > 0 ? row_vectors : 1));
+    work.by_taps = divider_by((uint32_t)c.taps), work.by_weight_outs = divider_by((uint32_t)work.weight_outs);
     const dim3 grid((unsigned int)plan.blocks, (unsigned int)ceil_div(c.groups, plan.slab_groups));
+    if (plan.wgmma)
+        return conv2d_grouped_images_sm90(work, grid, (int)layout.bytes, call.dtype, call.stream);
     return conv2d_grouped_images(work, (int)plan.columns, grid, (int)layout.bytes, call.dtype, call.stream);
 }

@@ -24,6 +24,9 @@ struct GroupedTiles {
     int grid_height, grid_width, tile_height, tile_width, tiles; // of all images
     int halo_height, halo_width, halo_slots, slots_of_remainder; // slots: halo_width rounded up to whole remainders
     int pixel_bytes, halo_at; // of a pixel in shared memory, with its padding; where the halo's list is there
+    // For wgmma rows are sorted by their remainders too, and a plane has a vector of all pixels.
+    int rows_of_remainder, plane_pixels, plane_bytes;
+    Divider by_slots; // of a remainder
     Divider tiles_x, tiles_of_image, by_tile_width;
     int count_x, count_of_image;
     // A slab is several groups. vectors: of 16 bytes, of a group's channels and of a slab's.
@@ -53,7 +56,8 @@ struct GroupedImages {
     int phase_count, k_vectors;   // of all phases
     GroupedPhase phases[GROUPED_MOST_PHASES];
     int row_blocks, column_blocks, weight_rows; // of a tile and a group; rows of a group in shared memory
-    int positions_at, weight_at, stages_at, weight_pitch, stage_bytes; // bytes in shared memory
+    Divider by_row_blocks, by_column_blocks, by_row_vectors, by_taps, by_weight_outs; // row_vectors: of the weight
+    int positions_at, weight_at, stages_at, zeros_at, weight_pitch, stage_bytes;      // bytes in shared memory
 };
 
 struct GroupedWeight {
@@ -72,6 +76,10 @@ struct GroupedWeight {
 
 cuda_ops_status conv2d_grouped_images(const GroupedImages &work, int columns, dim3 grid, int shared_bytes,
                                       cuda_ops_dtype dtype, cudaStream_t stream);
+// By wgmma (forward_backward_input_sm90.cu), where this build has it.
+bool conv2d_grouped_has_sm90(void);
+cuda_ops_status conv2d_grouped_images_sm90(const GroupedImages &work, dim3 grid, int shared_bytes, cuda_ops_dtype dtype,
+                                           cudaStream_t stream);
 cuda_ops_status conv2d_grouped_weight(const GroupedWeight &work, int columns, dim3 grid, int threads, int shared_bytes,
                                       cuda_ops_dtype dtype, cudaStream_t stream);
 
