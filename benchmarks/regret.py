@@ -48,7 +48,7 @@ PADDED_SKINNY = 32
 NAMES = {SIMT: "simt", MMA: "mma", SM90: "sm90", SM90_SKINNY: "sm90_skinny", DIRECT: "direct", PADDED: "padded"}
 NAMES |= {NARROW: "narrow"}
 CONV_PATHS = ("simt", "mma", "sm90", "sm90_halo", "gemm_1x1", "few_channels", "depthwise", "winograd", "padded")
-CONV_PATHS += ("im2col", "grouped")
+CONV_PATHS += ("im2col", "grouped", "patches")
 PASSES = {"forward": (), "gradient of input": (0,), "gradient of weight": (1,)}
 
 

@@ -52,6 +52,7 @@ OPS = {
     "depthwise": (["conv2d/depthwise", "conv2d/split_k.cu"], 20),
     "few_channels": (["conv2d/few_channels"], 40),
     "im2col": (["conv2d/im2col.cu", "conv2d/relayout.cu"], 120),
+    "patches": (["conv2d/patches", "transpose_images.cu"], 100),
     "conv_bn_relu_pool": (
         [
             "conv_bn_relu_pool/one_channel",

@@ -148,3 +148,30 @@ def test_float32_by_columns_in_memory():
     assert set(chosen((32, 160, 12, 12), (192, 160, 7, 1), padding=(3, 0), **half).values()) == {"im2col"}
     assert chosen((64, 142, 28, 28), (58, 142, 3, 3), padding=1, **half)["forward"] == "winograd"
     assert "im2col" not in chosen((64, 3, 112, 112), (8, 3, 5, 5), padding=2, **half).values()
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_patch_embeddings_and_stems_by_patches(channels_last):
+    """Few channels in 16 bits: patches that share no pixels, or few; the gradient of input only of the former."""
+    half = {"dtype": torch.float16, "channels_last": channels_last}
+    for kernel in (4, 14, 16, 32):
+        embedding = chosen((8, 3, 224, 224), (96, 3, kernel, kernel), stride=kernel, **half)
+        assert set(embedding.values()) == {"patches"}
+    paths = chosen((32, 3, 224, 224), (64, 3, 7, 7), stride=4, padding=3, **half)
+    assert paths["forward"] == paths["gradient of weight"] == "patches" != paths["gradient of input"]
+    mobilenet = chosen((8, 3, 224, 224), (32, 3, 3, 3), stride=2, padding=1, **half)
+    few = {"gradient of input": "few_channels", "gradient of weight": "few_channels"}
+    assert mobilenet == {"forward": "patches", **few}
+    # 7x7 with a stride of 2 reads a pixel twelve times, and a stride of 1 every one nine times.
+    assert set(chosen((8, 3, 224, 224), (64, 3, 7, 7), stride=2, padding=3, **half).values()) == {"few_channels"}
+    assert set(chosen((8, 3, 224, 224), (64, 3, 3, 3), padding=1, **half).values()) == {"few_channels"}
+    # Lines of 149 pixels are no whole vectors.
+    inception = chosen((32, 3, 299, 299), (32, 3, 3, 3), stride=2, **half)
+    assert inception == {"forward": "patches", **few, "gradient of weight": "patches"}
+
+
+def test_patches_are_of_halves_with_few_channels():
+    assert "patches" not in chosen((8, 96, 56, 56), (192, 96, 2, 2), stride=2).values()
+    for tf32 in (False, True):
+        paths = chosen((8, 3, 224, 224), (96, 3, 4, 4), torch.float32, tf32, stride=4)
+        assert "patches" not in paths.values()

@@ -1,4 +1,5 @@
-"""conv2d's paths for few input channels and for a group a channel, each forced: that it runs, and is right."""
+"""conv2d's paths for few input channels, for a group a channel and by way of patches in memory, each forced: that it
+runs, and is right."""
 
 import pytest
 import torch
@@ -74,6 +75,25 @@ DEPTHWISE = [
     ((2, 8, 3, 4), (8, 1, 5, 5), (2, 2), (3, 4, 5, 2), (1, 1)),  # more padding than image
     ((2, 20, 16, 15), (20, 1, 5, 5), (1, 1), (4, 4, 4, 4), (2, 2)),  # dilation in whole vectors, and not
     ((2, 21, 16, 15), (21, 1, 5, 5), (1, 1), (4, 4, 4, 4), (2, 2)),
+]
+
+PATCHES = [
+    ((3, 3, 32, 48), (40, 3, 4, 4), (4, 4), (0, 0, 0, 0), (1, 1)),  # patches side by side, runs of four elements
+    ((2, 3, 32, 64), (24, 3, 16, 16), (16, 16), (0, 0, 0, 0), (1, 1)),  # whole vectors
+    (
+        (2, 3, 64, 100),
+        (8, 3, 32, 32),
+        (32, 32),
+        (0, 0, 0, 0),
+        (1, 1),
+    ),  # more than a block has threads; columns left out
+    ((2, 3, 42, 30), (33, 3, 14, 14), (14, 14), (0, 0, 0, 0), (1, 1)),  # pairs; k in no whole vectors
+    ((2, 5, 19, 21), (16, 5, 3, 2), (4, 3), (1, 0, 2, 1), (1, 1)),  # gaps between patches, padding of four sizes
+    ((2, 3, 33, 35), (64, 3, 7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),  # patches that share pixels
+    ((70, 1, 28, 28), (32, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),  # more pixels than there are threads
+    ((2, 4, 19, 23), (17, 4, 3, 1), (2, 1), (1, 1, 0, 0), (2, 3)),  # lines apart; the width of one tap may be too
+    ((2, 24, 8, 8), (56, 24, 2, 2), (2, 2), (0, 0, 0, 0), (1, 1)),  # many channels
+    ((2, 3, 4, 4), (16, 3, 4, 4), (4, 4), (0, 0, 0, 0), (1, 1)),  # one pixel
 ]
 
 
@@ -169,6 +189,38 @@ def test_few_channels_of_lines_far_longer_than_grad_output(dtype, force):
     products = Products(((1, 1, 64, 20000), (8, 1, 1, 2), (1, 1), (0, 0, 0, 0), (1, 19999)), dtype)
     assert products.path("backward_input") == "few_channels"
     products.check(["backward_input"])
+
+
+def patches_passes(case):
+    # The data gradient is copied, not added up.
+    kernel, stride, dilation = case[1][2:], case[2], case[4]
+    apart = all(k <= s and (d == 1 or k == 1) for k, s, d in zip(kernel, stride, dilation, strict=True))
+    return PASSES if apart else ("forward", "backward_weight")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", PATCHES, ids=str)
+def test_patches(case, dtype, force):
+    """In 16 bits, in any order of the tensors, with a bias and without."""
+    needs_tensor_cores(dtype)
+    force("patches")
+    passes = patches_passes(case) if dtype in (torch.float16, torch.bfloat16) else ()
+    for formats in [*MIXES, (LAST, LAST, CONTIGUOUS)]:
+        products = Products(case, dtype, formats)
+        for name in PASSES:
+            assert products.path(name) == ("patches" if name in passes else "")
+        products.check(passes)
+        if passes:
+            without = ops.conv2d_forward(products.input, products.weight, None, *products.parameters)
+            expected = products.expected[0] - products.bias.double().cpu()[:, None, None]
+            assert_close(without, expected, products.tolerance, "without bias")
+
+
+def test_patches_of_columns_that_lie_apart_are_refused(force):
+    needs_tensor_cores(torch.float16)
+    force("patches")
+    products = Products(((2, 3, 19, 23), (16, 3, 3, 3), (1, 1), (1, 1, 1, 1), (1, 2)), torch.float16)
+    assert not any(products.path(name) for name in PASSES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)

@@ -197,6 +197,12 @@ def run_few_channels():
             run_conv_path("few_channels", dtype, (3, 40), kernel, size, 1, memory_format, stride=2)
 
 
+def run_patches():
+    for dtype, (size, memory_format) in itertools.product([torch.float16, torch.bfloat16], DIRECT):
+        for channels, kernel, stride in [((3, 40), 4, 4), ((5, 24), 3, 3), ((3, 33), 7, 2), ((1, 8), 8, 8)]:
+            run_conv_path("patches", dtype, channels, kernel, size, 1, memory_format, stride=stride)
+
+
 def run_depthwise():
     for dtype, (size, memory_format) in itertools.product(DTYPES, DIRECT):
         for channels, kernel in [((36, 36), 3), ((68, 68), 5), ((8, 8), 7), ((3, 6), 3), ((3, 3), 1)]:
@@ -278,7 +284,7 @@ def run_mnist_step():
 CASES = {spec.name: functools.partial(run_spec, spec) for spec in load_specs()}
 for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma", "grouped", "padded", "im2col"):
     CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
-CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
+CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise, "conv2d_patches": run_patches}
 CASES |= {"sgd": run_optimizer, "adam": run_adam, "clip_grad_norm": run_clip_grad_norm}
 
 

@@ -99,6 +99,12 @@ Answer conv2d_im2col_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_im2col_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_im2col(const ConvCall &call, ConvDevice device);
 
+// Few channels in 16 bits, by way of the input's patches as rows of a matrix (patches/patches.cu).
+Answer conv2d_patches_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_patches_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_patches_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_patches(const ConvCall &call, ConvDevice device);
+
 // The times that paths are expected to take; simt's in float32 and the halves, Winograd's in float32. Of other paths than
 // simt, where they support the call.
 double conv2d_winograd_microseconds(const ConvCall &call, ConvDevice device);
