@@ -51,11 +51,13 @@ static int64_t index_of(const cuda_ops_pool2d &pool, int64_t height, int64_t wid
                               : ((n * pool.channels + c) * height + h) * width + w;
 }
 
+// Room for 16 bytes more, by which it is moved to where it is wanted.
 static Array array_of(int64_t count, cuda_ops_dtype dtype, bool aligned)
 {
-    Array array(count + 8, dtype);
-    while (((uintptr_t)array.data % 16 == 0) != aligned)
-        array = Array(count + 8, dtype);
+    const int64_t bytes = bytes_of(dtype);
+    Array array(count + 32 / bytes, dtype);
+    array.count = count;
+    array.data = (char *)array.data + (16 - (uintptr_t)array.data % 16) % 16 + (aligned ? 0 : bytes);
     return array;
 }
 

@@ -177,26 +177,34 @@ def test_short_rows_of_many_heads_on_hopper(force, dtype, option):
     for i, (queries, keys) in enumerate(
         [(64, 64), (100, 100), (197, 197), (256, 256), (1, 40), (700, 130), (333, 256), (577, 577), (1024, 1024)]
     ):
-        batch, heads, key_heads, head_dim = 200 if queries < 200 else 70, 4, (4, 2, 1)[i % 3], (64, 40)[i % 2]
+        batch, heads, key_heads = 200 if queries < 200 else 70, 4, (4, 2, 1)[i % 3]
+        head_dim, value_dim = ((64, 64), (40, 40), (64, 40), (40, 64))[i % 4]
         tensors = [
-            torch.randn(batch, rows, some, head_dim, device="cuda").to(dtype).transpose(1, 2)
-            for some, rows in ((heads, queries), (key_heads, keys), (key_heads, keys))
+            torch.randn(batch, rows, some, width, device="cuda").to(dtype).transpose(1, 2)
+            for some, rows, width in (
+                (heads, queries, head_dim),
+                (key_heads, keys, head_dim),
+                (key_heads, keys, value_dim),
+            )
         ]
+        tensors[1][:, :, : keys // 3] *= 6  # towards the start, where blocks come last: maxima grow
         found = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
         for _ in range(10):
             again = flash_attention(*tensors, return_logsumexp=True, **OPTIONS[option])
             assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
         exact = reference(*(t.double() for t in tensors), **OPTIONS[option])
         assert_errors_are_small(found, exact, reference(*tensors, **OPTIONS[option]), dtype)
-        if option == "full":
+        if option in ("full", "causal"):
             # Values of which each row has its own element: the output has the weights.
             query, key = torch.zeros_like(tensors[0]), torch.zeros_like(tensors[1])
             value = torch.zeros_like(tensors[2])
-            value[..., torch.arange(keys), torch.arange(keys) % head_dim] = 1
-            options = 1.0, 0, -1, -1, 0.0, 0.2
+            value[..., torch.arange(keys), torch.arange(keys) % value_dim] = 1
+            options = 1.0, 0, -1, 0 if option == "causal" else -1, 0.0, 0.2
             output, _, state = torch.ops.cuda_ops.attention_forward(query, key, value, None, None, *options)
             factors = dropout_factors(state, 0.2, (batch, heads, queries, keys))
-            expected = factors / keys @ value[:, :1].double()
+            seen = torch.ones(queries, keys, device="cuda", dtype=torch.float64)
+            seen = seen.tril() if option == "causal" else seen
+            expected = factors * seen / seen.sum(1, keepdim=True) @ value[:, :1].double()
             assert (output - expected).abs().max() <= 2**-7 * expected.abs().max()
 
 

@@ -884,7 +884,7 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
 static inline bool takes_short_tile(const cuda_ops_attention &p, const Device &device)
 {
     const Band band = band_of(cuda_ops_attention_only_sequence(&p));
-    const int64_t most_keys = band.high < band.keys - 1 ? 1024 : 256;
+    const int64_t most_keys = band.high < band.keys / 2 ? 1024 : 256; // a window on the right that hides something
     return p.queries <= 1024 && p.keys <= most_keys &&
            ceil_div(p.queries, 192) * p.batch * p.heads > device.multiprocessors;
 }

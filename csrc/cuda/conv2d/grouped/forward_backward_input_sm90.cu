@@ -1,4 +1,4 @@
-// conv2d's grouped path on Hopper: forward and backward_input by wgmma.
+// conv2d's grouped path on Hopper: forward and backward_input by wgmma, in 16 bits.
 //
 // Tiles and slabs are those of forward_backward_input_sm80.cu, but the halo lies in shared memory as [vector of 16
 // bytes][pixel], its pixels sorted by the remainders of their rows and columns, without a swizzle: what 64 pixels of
@@ -124,13 +124,14 @@ __device__ __forceinline__ void list_steps(const GroupedImages &work, uint32_t *
     }
 }
 
-// The weights of a slab as [group][vector of k][column]: a vector is of k, or where BY_CHANNEL (backward_input in 16
-// bits, whose columns are the weight's channels) of 8 columns, and 8 of k follow each other.
+// The weights of a slab as [group][vector of k][column]: a vector is of k, or where BY_CHANNEL (backward_input,
+// whose columns are the weight's channels) of 8 columns, and 8 of k follow each other.
 template <typename T, bool BY_CHANNEL>
 __device__ __forceinline__ void fill_columns(char *weights, const GroupedImages &work, const int2 *positions,
                                              int first_group, int groups)
 {
-    constexpr int VECTOR = 16 / (int)sizeof(T);
+    static_assert(sizeof(T) == 2);
+    constexpr int VECTOR = 8;
     const int channels = work.weight_channels, rows = groups * work.weight_outs, taps = work.taps;
     const int last_vector = work.tiles.vectors - 1, group_bytes = work.k_vectors * work.weight_pitch;
     const T *const from = (const T *)work.weight + (int64_t)first_group * work.weight_outs * channels * taps;
@@ -264,23 +265,14 @@ __device__ __forceinline__ void multiply(const GroupedImages &work, const Groupe
     wgmma_pin(sum);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if constexpr (sizeof(T) == 2) {
-            uint32_t word[4];
+        uint32_t word[4];
 #pragma unroll
-            for (int c = 0; c < 4; c++)
-                word[c] = pack<T>(sum[4 * c + 2 * half], sum[4 * c + 2 * half + 1]);
-            const uint4 vector = gather_vector(word, lane);
-            const int column = lane % 4 * 8;
-            if (to[half] && column < columns)
-                *(uint4 *)(to[half] + column) = vector;
-        } else {
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const int column = 8 * c + lane % 4 * 2;
-                if (to[half] && column < columns)
-                    *(float2 *)(to[half] + column) = make_float2(sum[4 * c + 2 * half], sum[4 * c + 2 * half + 1]);
-            }
-        }
+        for (int c = 0; c < 4; c++)
+            word[c] = pack<T>(sum[4 * c + 2 * half], sum[4 * c + 2 * half + 1]);
+        const uint4 vector = gather_vector(word, lane);
+        const int column = lane % 4 * 8;
+        if (to[half] && column < columns)
+            *(uint4 *)(to[half] + column) = vector;
     }
 }
 #endif // CUDA_OPS_HOPPER_CODE
@@ -374,8 +366,6 @@ cuda_ops_status conv2d_grouped_images_sm90(const GroupedImages &work, dim3 grid,
         return launch_16bit<__nv_bfloat16>(work, grid, shared_bytes, stream);
     case CUDA_OPS_FLOAT16:
         return launch_16bit<__half>(work, grid, shared_bytes, stream);
-    case CUDA_OPS_FLOAT32:
-        return start(conv2d_grouped_sm90_kernel<float, false>, work, grid, shared_bytes, stream);
     default:
         return CUDA_OPS_INVALID_ARGUMENT;
     }

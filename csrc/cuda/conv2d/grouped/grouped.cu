@@ -106,7 +106,8 @@ static GroupedCall grouped_call(const ConvCall &call, ConvDevice device)
     c.vectors = c.channels * c.element / 16;
     c.column_vectors = ceil_div(c.result_columns * c.element, 16);
     c.taps = s.kernel_height * s.kernel_width;
-    c.has_wgmma = conv2d_grouped_has_sm90() && device.capability == 90 && c.tensor_cores && !c.weight &&
+    // In TF32 wgmma would cut operands that nothing has rounded on their way into shared memory.
+    c.has_wgmma = conv2d_grouped_has_sm90() && device.capability == 90 && c.element == 2 && !c.weight &&
                   c.result_columns * c.element % 16 == 0;
     c.phases = 1;
     c.k_steps = phase_steps(c.taps, c.vectors);
@@ -405,7 +406,7 @@ static GroupedPlan plan_for(const ConvCall &call, ConvDevice device)
 {
     struct Key {
         cuda_ops_conv2d_sizes sizes;
-        int pass, dtype, multiprocessors, shared_bytes;
+        int pass, dtype, multiprocessors, shared_bytes, capability;
     };
     struct Known {
         Key key;
@@ -418,6 +419,7 @@ static GroupedPlan plan_for(const ConvCall &call, ConvDevice device)
     key.sizes = call.sizes;
     key.pass = call.pass, key.dtype = call.dtype;
     key.multiprocessors = device.multiprocessors, key.shared_bytes = device.shared_bytes;
+    key.capability = device.capability;
     uint32_t hash = 2166136261u;
     for (size_t i = 0; i < sizeof key; i += 4) {
         uint32_t word;

@@ -224,7 +224,10 @@ Answer conv2d_patches_supports(const ConvCall &call, ConvDevice device)
         !fits(s.kernel_height, s.kernel_width, most) || !fits(s.kernel_height * s.kernel_width, s.in_channels, most) ||
         !fits(taken_of(s) + VECTOR, pixels_of(s), most) || !fits(taken_of(s) + VECTOR, s.out_channels, most) ||
         !fits(s.in_height, s.in_width, INT_MAX) || !fits(s.in_height * s.in_width, s.in_channels, INT_MAX) ||
-        !fits(s.in_height * s.in_width * s.in_channels, s.batch, INT_MAX))
+        !fits(s.in_height * s.in_width * s.in_channels, s.batch, INT_MAX) ||
+        // Where a patch begins in the padding, its lines inside of the image may lie this far behind it.
+        s.kernel_height > INT_MAX / s.dilation_height ||
+        !fits(s.in_channels * s.in_height + s.kernel_height * s.dilation_height, s.in_width * channels, INT_MAX))
         return CONV_IS_LARGE;
     const int64_t reach_y = (s.out_height - 1) * s.stride_height + s.kernel_height * s.dilation_height;
     const int64_t reach_x = (s.out_width - 1) * s.stride_width + s.kernel_width;
