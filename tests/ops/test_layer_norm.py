@@ -110,7 +110,7 @@ def test_masks_beside_a_forced_path(path, monkeypatch):
     """What takes a mask has one way alone, and its workspace: with another path forced nothing is written beyond it."""
     ops, rows, cols = torch.ops.cuda_ops, 8192, 768
     x, residual, g, more = (random(rows, cols, seed=seed).to("cuda", torch.bfloat16) for seed in range(4))
-    weight = random(cols, seed=4).to("cuda")
+    weight = random(cols, seed=4).to("cuda", torch.float32)
     _, total, mean, rstd, _, mask = ops.add_layer_norm_forward_mask(x, residual, [cols], weight, None, 1e-5, 0.3)
     arguments = (g, more, total, [cols], weight, mean, rstd, mask, 0.3, None, True, False)
     expected = ops.layer_norm_backward_mask(*arguments)

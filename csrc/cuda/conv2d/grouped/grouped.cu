@@ -193,7 +193,8 @@ static GroupedLayout layout_of(const GroupedCall &c, const GroupedPlan &plan)
         l.stage_bytes = round_to_128(plan.slab_groups * c.vectors * l.plane_bytes);
         // What 64 rows of zeros take is what products read past the last plane, too.
         l.zeros = l.stages + plan.stages * l.stage_bytes;
-        l.bytes = l.zeros + 1024;
+        // A sanitizer takes the two vectors of a product's step for neighbours, which they seldom are: 1024 bytes more.
+        l.bytes = l.zeros + 2048;
         return l;
     }
     l.pixel_bytes = pixel_pitch(plan.slab_groups * c.vectors, by_elements);
