@@ -149,10 +149,29 @@ CUDA_OPS_INLINE void transpose_block_f64_any(void *block, const double *source, 
 #pragma GCC pop_options
 #endif
 
+/* A product of a column and a row, such as a gradient of a weight of one row: nothing is packed or summed, and each
+ * element is written as soon as it is known. Bound by the writing. */
+#define DEFINE_OUTER(name, type)                                                                                       \
+    CUDA_OPS_SIMD static void name(type *restrict output, int64_t output_row, const type *restrict a, int64_t a_row,   \
+                                   const type *restrict b, int64_t m, int64_t n)                                       \
+    {                                                                                                                  \
+        for (int64_t i = 0; i < m; i++) {                                                                              \
+            const type factor = a[i * a_row];                                                                          \
+            for (int64_t j = 0; j < n; j++)                                                                            \
+                output[i * output_row + j] = factor * b[j];                                                            \
+        }                                                                                                              \
+    }
+DEFINE_OUTER(outer_f32, float)
+DEFINE_OUTER(outer_f64, double)
+
 void cuda_ops_gemm_f32(float *output, int64_t output_row, const float *a, int64_t a_row, int64_t a_column,
                        const float *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
                        bool accumulate, void *workspace)
 {
+    if (k == 1 && b_column == 1 && !accumulate) {
+        outer_f32(output, output_row, a, a_row, b, m, n);
+        return;
+    }
 #if CUDA_OPS_WITH_TARGETS
     const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
     if (isa >= CUDA_OPS_CPU_AVX512)
@@ -168,6 +187,10 @@ void cuda_ops_gemm_f64(double *output, int64_t output_row, const double *a, int6
                        const double *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
                        bool accumulate, void *workspace)
 {
+    if (k == 1 && b_column == 1 && !accumulate) {
+        outer_f64(output, output_row, a, a_row, b, m, n);
+        return;
+    }
 #if CUDA_OPS_WITH_TARGETS
     const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
     if (isa >= CUDA_OPS_CPU_AVX512)
