@@ -237,6 +237,22 @@ CUDA_OPS_SIMD static void FN(avg_forward_planes)(REAL *restrict output, const RE
     }
 }
 
+/* Adds `lanes` channels of pixels that lie behind each other. */
+CUDA_OPS_INLINE void FN(add_pixels)(double *sums, const REAL *restrict in, int64_t pixels, int64_t channels,
+                                    int64_t lanes)
+{
+    for (int64_t first = 0; first < pixels; first += SHORT) {
+        const int64_t last = min_i64(first + SHORT, pixels);
+        REAL part[LANES] = {0};
+        for (int64_t p = first; p < last; p++)
+#pragma omp simd
+            for (int64_t c = 0; c < lanes; c++)
+                part[c] += in[p * channels + c];
+        for (int64_t c = 0; c < lanes; c++)
+            sums[c] += (double)part[c];
+    }
+}
+
 CUDA_OPS_SIMD static void FN(avg_forward_rows)(REAL *restrict output, const REAL *restrict input,
                                                const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
 {
@@ -251,13 +267,17 @@ CUDA_OPS_SIMD static void FN(avg_forward_rows)(REAL *restrict output, const REAL
             for (int64_t first = 0; first < channels; first += LANES) {
                 const int64_t lanes = min_i64(LANES, channels - first);
                 double sums[LANES] = {0};
-                for (int32_t h = h_begin; h < h_end; h++)
-                    for (int32_t w = w_begin; w < w_end; w++) {
-                        const REAL *in = image + ((int64_t)h * width.input + w) * channels + first;
-#pragma omp simd
-                        for (int64_t c = 0; c < lanes; c++)
-                            sums[c] += (double)in[c];
-                    }
+                /* Rows that are taken as a whole lie behind each other. */
+                const bool whole = w_end - w_begin == width.input;
+                const int64_t runs = whole ? 1 : h_end - h_begin;
+                const int64_t pixels = (whole ? h_end - h_begin : 1) * (int64_t)(w_end - w_begin);
+                for (int64_t run = 0; run < runs; run++) {
+                    const REAL *in = image + ((h_begin + run) * width.input + w_begin) * channels + first;
+                    if (lanes == LANES) /* a number that the compiler knows keeps the sums in registers */
+                        FN(add_pixels)(sums, in, pixels, channels, LANES);
+                    else
+                        FN(add_pixels)(sums, in, pixels, channels, lanes);
+                }
                 REAL *out = output + (row * width.output + j) * channels + first;
                 for (int64_t c = 0; c < lanes; c++)
                     out[c] = (REAL)(sums[c] / count);
