@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.opspec import assert_close
 from support.sgd_cases import parameters, set_grads
@@ -19,8 +19,10 @@ needs_native = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this
 # Two alike, their transposed, a square one, a row, a column, a single number, and one that is alone.
 SHAPES = [(12, 30), (12, 30), (30, 12), (30, 12), (16, 16), (1, 7), (7, 1), (1, 1), (48, 16)]
 # By how much the iteration in bfloat16 may differ from itself with roundings in other places: a step multiplies errors
-# of small singular values, as it does these.
-ROUNDING = {1: 0.01, 3: 0.03, 5: 0.08}
+# of small singular values, as it does these. Of one step, singular values of 1 lose most, those of a row or a single
+# number: 3.44 - 4.78 + 2.03 is 0.70, and roundings of the square's square, of the polynomial, of its product, of the
+# sum and of the gram matrix are up to (2.03 + 2.74 + 2.74 + 0.70 + 0.71) * 2^-9, on either side: 0.05 of it.
+ROUNDING = {1: 0.05, 3: 0.03, 5: 0.08}
 
 
 def changes(before, after):
@@ -55,6 +57,15 @@ def orthogonal(update, coefficients, steps, eps):
     ns_steps=st.sampled_from([1, 5]),
     adjust_lr_fn=st.sampled_from([None, "original", "match_rms_adamw"]),
     missing=st.lists(st.sets(st.integers(0, len(SHAPES) - 1), max_size=4), min_size=1, max_size=3),
+)
+@example(  # rows, columns and single numbers weigh most: 0.011
+    lr=1e-3,
+    weight_decay=0.0,
+    momentum=0.5,
+    nesterov=False,
+    ns_steps=1,
+    adjust_lr_fn=None,
+    missing=[set(), {0, 1, 2, 3}],
 )
 def test_steps_are_those_of_pytorch(missing, **options):
     """Each from the same values and buffers, so that rounding does not add up."""
