@@ -116,15 +116,20 @@ static bool is_gelu_kernel(const GemmTime &t, const cuda_ops_gemm_problem &p)
            p.activation > CUDA_OPS_GEMM_RELU && !p.transpose_a && p.transpose_b;
 }
 
-// The clusters that make a product; m and n as the kernel sees them. sm90's of two tiles take a last row or column of
-// tiles, of an odd number, two by two along it (OddGemmWork in gemm/sm90/tile.cuh), but for gelu's.
+// sm90's clusters of two tiles, one of each of two lines of tiles, that so many lines make. The last of an odd number of
+// lines is taken two by two along it (OddGemmWork in gemm/sm90/tile.cuh).
+static int64_t clusters_of_lines(int64_t lines, int64_t tiles)
+{
+    return lines / 2 * tiles + lines % 2 * ceil_div(tiles, 2);
+}
+
+// The clusters that make a product; m and n as the kernel sees them. gelu's kernel leaves half of the last ones idle.
 static int64_t clusters_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n)
 {
     const int64_t rows = ceil_div(m, t.m), columns = ceil_div(n, t.n);
     int64_t clusters = ceil_div(rows, t.cluster_m) * ceil_div(columns, t.cluster_n);
     if (t.path == GEMM_SM90 && t.cluster_m * t.cluster_n == 2 && !is_pair(t, p) && !is_gelu_kernel(t, p))
-        clusters = t.cluster_m == 2 ? rows / 2 * columns + rows % 2 * ceil_div(columns, 2)
-                                    : columns / 2 * rows + columns % 2 * ceil_div(rows, 2);
+        clusters = t.cluster_m == 2 ? clusters_of_lines(rows, columns) : clusters_of_lines(columns, rows);
     return clusters * p.batch;
 }
 
@@ -460,10 +465,9 @@ static constexpr int PINGPONG = 1, COOPERATIVE = 5;
 
 static bool has_long_epilogue(const GemmPlan &plan, const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    const int64_t rows = ceil_div(p.m, 128), columns = ceil_div(p.n, 128);
     return plan.path == GEMM_SM90 && plan.tile == PINGPONG && plan.splits == 1 && !p.transpose_a &&
            p.activation > CUDA_OPS_GEMM_RELU &&
-           (rows / 2 * columns + rows % 2 * ceil_div(columns, 2)) * p.batch <= device.multiprocessors / 2;
+           clusters_of_lines(ceil_div(p.m, 128), ceil_div(p.n, 128)) * p.batch <= device.multiprocessors / 2;
 }
 
 // Of what simt's model expects, in products of layers, as a median.
