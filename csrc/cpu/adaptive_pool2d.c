@@ -27,17 +27,26 @@ static bool share_windows(cuda_ops_adaptive_axis axis, int32_t a, int32_t b)
            cuda_ops_adaptive_end_window(axis, a) == cuda_ops_adaptive_end_window(axis, b);
 }
 
+/* A window as runs of what lies behind each other, `pitch` apart: rows that are taken as a whole are one. */
+struct runs {
+    int64_t count, length;
+};
+
+CUDA_OPS_INLINE struct runs runs_of(int64_t rows, int64_t cols, int64_t pitch)
+{
+    const bool whole = cols == pitch;
+    const struct runs runs = {whole ? 1 : rows, whole ? rows * cols : cols};
+    return runs;
+}
+
 /* Makes all elements of a window `value`; the rows of the plane are `pitch` apart. */
 #define DEFINE_FILL(name, type)                                                                                        \
     CUDA_OPS_INLINE void name(type *window, int64_t pitch, int64_t rows, int64_t cols, type value)                     \
     {                                                                                                                  \
-        if (cols == pitch) { /* rows that are taken as a whole lie behind each other */                                \
-            cols *= rows;                                                                                              \
-            rows = 1;                                                                                                  \
-        }                                                                                                              \
-        for (int64_t h = 0; h < rows; h++)                                                                             \
-            for (int64_t w = 0; w < cols; w++)                                                                         \
-                window[h * pitch + w] = value;                                                                         \
+        const struct runs runs = runs_of(rows, cols, pitch);                                                           \
+        for (int64_t run = 0; run < runs.count; run++)                                                                 \
+            for (int64_t i = 0; i < runs.length; i++)                                                                  \
+                window[run * pitch + i] = value;                                                                       \
     }
 DEFINE_FILL(fill_f32, float)
 DEFINE_FILL(fill_f64, double)
@@ -216,14 +225,11 @@ CUDA_OPS_SIMD static void FN(avg_forward_planes)(REAL *restrict output, const RE
             for (int32_t j = 0; j < width.output; j++) {
                 WINDOW(i, j);
                 double sum = 0;
-                /* Rows that are taken as a whole lie behind each other. */
-                const bool whole = w_end - w_begin == width.input;
-                const int64_t runs = whole ? 1 : h_end - h_begin;
-                const int64_t length = (whole ? h_end - h_begin : 1) * (int64_t)(w_end - w_begin);
-                for (int64_t run = 0; run < runs; run++) {
+                const struct runs runs = runs_of(h_end - h_begin, w_end - w_begin, width.input);
+                for (int64_t run = 0; run < runs.count; run++) {
                     const REAL *from = in + (h_begin + run) * width.input + w_begin;
-                    for (int64_t first = 0; first < length; first += SHORT) {
-                        const int64_t last = min_i64(first + SHORT, length);
+                    for (int64_t first = 0; first < runs.length; first += SHORT) {
+                        const int64_t last = min_i64(first + SHORT, runs.length);
                         REAL part = 0;
 #pragma omp simd reduction(+ : part)
                         for (int64_t i = first; i < last; i++)
@@ -267,16 +273,13 @@ CUDA_OPS_SIMD static void FN(avg_forward_rows)(REAL *restrict output, const REAL
             for (int64_t first = 0; first < channels; first += LANES) {
                 const int64_t lanes = min_i64(LANES, channels - first);
                 double sums[LANES] = {0};
-                /* Rows that are taken as a whole lie behind each other. */
-                const bool whole = w_end - w_begin == width.input;
-                const int64_t runs = whole ? 1 : h_end - h_begin;
-                const int64_t pixels = (whole ? h_end - h_begin : 1) * (int64_t)(w_end - w_begin);
-                for (int64_t run = 0; run < runs; run++) {
+                const struct runs runs = runs_of(h_end - h_begin, w_end - w_begin, width.input);
+                for (int64_t run = 0; run < runs.count; run++) {
                     const REAL *in = image + ((h_begin + run) * width.input + w_begin) * channels + first;
                     if (lanes == LANES) /* a number that the compiler knows keeps the sums in registers */
-                        FN(add_pixels)(sums, in, pixels, channels, LANES);
+                        FN(add_pixels)(sums, in, runs.length, channels, LANES);
                     else
-                        FN(add_pixels)(sums, in, pixels, channels, lanes);
+                        FN(add_pixels)(sums, in, runs.length, channels, lanes);
                 }
                 REAL *out = output + (row * width.output + j) * channels + first;
                 for (int64_t c = 0; c < lanes; c++)
