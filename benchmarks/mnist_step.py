@@ -316,7 +316,12 @@ def cold_start(device, with_compile: bool, repeats: int, deadline: float) -> dic
             with tempfile.TemporaryDirectory() as cache:
                 environment = fresh_environment(cache)
                 command = [sys.executable, "-c", COLD, backend, str(device), mode]
-                result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+                options = {"capture_output": True, "text": True, "env": environment, "check": False}
+                try:
+                    result = subprocess.run(command, **options, timeout=max(0.1, deadline - time.perf_counter()))
+                except subprocess.TimeoutExpired:
+                    print(f"cold start of {name}: no time left for it")
+                    break
             if result.returncode:
                 print(f"cold start of {name} failed: {result.stderr.strip().splitlines()[-1]}")
                 break
@@ -413,26 +418,9 @@ def keep_other_precisions(race: Race, folder: Path):
         race.facts[f"of {precision}"] = earlier.facts.get(f"of {precision}", run)
 
 
-def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batches=None, precisions=None) -> Race:
-    """Races, and writes mnist_step.csv, .json, .md and .png into <out>/<device>. Of an earlier run's precisions those
-    that are not among `precisions` stay there."""
-    import mnist_report
-
-    begin = time.perf_counter()
-    deadline = begin + seconds
-    data = mnist(train=True)
+def measure(race: Race, cells, variants, data, device, begin: float, seconds: float, quick: bool):
+    """Races the cells, each in its share of the `seconds` since `begin`, and traces our step's kernels."""
     kind = device.type
-    variants = CUDA_VARIANTS if kind == "cuda" else CPU_VARIANTS
-    variants = [v for v in variants if with_compile or not v.compile_mode]
-    wrong = [p for p in precisions or () if p not in PRECISIONS[kind]]
-    if wrong:
-        known = ", ".join(PRECISIONS[kind])
-        raise ValueError(f"--precision {wrong[0]}: the {kind.upper()} races in {known}")
-    batches = batches or (BATCHES[kind][:1] if quick else BATCHES[kind])
-    cells = [(p, b) for b in batches for p in (precisions or PRECISIONS[kind])]
-    race = Race({**harness.environment(device), "tf32": "by precision", **({"quick": "yes"} if quick else {})})
-    if kind == "cpu" and harness.keep_freed_memory():
-        race.facts["freed memory"] = "kept by the process, for all variants"
     with contextlib.ExitStack() as stack:
         if kind == "cuda":
             stack.enter_context(torch.cuda.device(device))
@@ -454,8 +442,38 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
                 with contextlib.suppress(RuntimeError):
                     lines = timeline(precision, batch, data, device, ceilings[precision])
                     race.timelines[f"{precision}, batch {batch}"] = lines
-    if not quick:
-        race.cold = cold_start(device, with_compile, 3, deadline)
+
+
+def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batches=None, precisions=None) -> Race:
+    """Races, and writes mnist_step.csv, .json, .md and .png into <out>/<device>. Of an earlier run's precisions those
+    that are not among `precisions` stay there."""
+    import mnist_report
+
+    begin = time.perf_counter()
+    deadline = begin + seconds
+    data = mnist(train=True)
+    kind = device.type
+    variants = CUDA_VARIANTS if kind == "cuda" else CPU_VARIANTS
+    variants = [v for v in variants if with_compile or not v.compile_mode]
+    wrong = [p for p in precisions or () if p not in PRECISIONS[kind]]
+    if wrong:
+        known = ", ".join(PRECISIONS[kind])
+        raise ValueError(f"--precision {wrong[0]}: the {kind.upper()} races in {known}")
+    batches = batches or (BATCHES[kind][:1] if quick else BATCHES[kind])
+    cells = [(p, b) for b in batches for p in (precisions or PRECISIONS[kind])]
+    race = Race({**harness.environment(device), "tf32": "by precision", **({"quick": "yes"} if quick else {})})
+    if kind == "cpu" and harness.keep_freed_memory():
+        race.facts["freed memory"] = "kept by the process, for all variants"
+    interrupted = False
+    try:
+        measure(race, cells, variants, data, device, begin, seconds, quick)
+        if not quick:
+            race.cold = cold_start(device, with_compile, 3, deadline)
+    except KeyboardInterrupt:
+        if not race.rows:
+            raise
+        interrupted = True
+        race.facts["interrupted"] = "cells that were raced until then are kept"
     race.facts["seconds"] = f"{time.perf_counter() - begin:.0f}"
     folder = out / harness.slug(race.facts["device"])
     if precisions:
@@ -465,4 +483,6 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
     if quick and race.rows:
         print(harness.noise(race.rows))
     print(f"written: {folder}/mnist_step.csv, .json, .md, .png")
+    if interrupted:  # the exit status is that of Ctrl-C
+        raise KeyboardInterrupt
     return race

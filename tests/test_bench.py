@@ -474,6 +474,33 @@ def test_race_keeps_other_precisions(tmp_path):
     assert len(newer.left_out) == 2 and set(newer.floors) == {"fp32", "bf16"}
 
 
+def test_an_interrupted_race_keeps_what_was_raced(monkeypatch, tmp_path):
+    import mnist_step
+
+    time_cell, cells = mnist_step.time_cell, []
+
+    def once(race, variants, precision, batch, *rest):
+        cells.append(batch)
+        if len(cells) == 2:
+            raise KeyboardInterrupt
+        time_cell(race, variants, precision, batch, *rest)
+
+    monkeypatch.setattr(mnist_step, "time_cell", once)
+    with pytest.raises(KeyboardInterrupt):
+        mnist_step.run(torch.device("cpu"), tmp_path, 5, True, False, [8, 16], ["fp32"])
+    (path,) = tmp_path.glob("*/mnist_step.csv")
+    assert {row["batch"] for row in harness.read_csv(path)} == {"8"}
+    assert "interrupted" in json.loads(path.with_suffix(".json").read_text())["facts"]
+
+
+def test_a_cold_start_ends_with_the_time_that_is_left(capsys):
+    import mnist_step
+
+    begin = time.perf_counter()
+    assert mnist_step.cold_start(torch.device("cpu"), False, 3, begin + 0.01) == {}
+    assert "cold start of PyTorch: no time left for it" in capsys.readouterr().out
+
+
 def test_quick_race_of_the_mnist_step(device, tmp_path):
     arguments = ["--quick", "--no-compile", "--device", device, "--batch", 16, "--precision", "fp32"]
     status, _, errors = run("mnist", *arguments, "--out", tmp_path)
