@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <optional>
 #include <sstream>
 #include <string_view>
 #include <tuple>
 
 #include "autograd.h"
+#include "batch_norm.h"
 #include "checks.h"
 #include "empty.h"
 #include "halves.h"
@@ -52,36 +52,6 @@ static void check_input(const char *op, const Tensor &input)
 
 static const char *const CHANNEL_OF_INPUT = "channel of input"; // in messages
 
-// weight or bias, contiguous; undefined if it is not given.
-struct Parameters {
-    Tensor weight, bias;
-    cuda_ops_dtype dtype = CUDA_OPS_FLOAT32;
-
-    Parameters(const char *op, const std::optional<Tensor> &given_weight, const std::optional<Tensor> &given_bias,
-               const Tensor &input)
-    {
-        if (given_weight) {
-            dtype = check_channel_values(op, "weight", *given_weight, input, input.size(1), CHANNEL_OF_INPUT);
-            weight = given_weight->contiguous();
-        }
-        if (given_bias) {
-            dtype = check_channel_values(op, "bias", *given_bias, input, input.size(1), CHANNEL_OF_INPUT);
-            if (given_weight)
-                check_like(op, "bias", *given_bias, "weight", *given_weight);
-            bias = given_bias->contiguous();
-        }
-    }
-
-    const void *weight_data() const
-    {
-        return weight.defined() ? weight.const_data_ptr() : nullptr;
-    }
-    const void *bias_data() const
-    {
-        return bias.defined() ? bias.const_data_ptr() : nullptr;
-    }
-};
-
 static const void *channel_data(const Tensor &tensor)
 {
     return tensor.defined() ? tensor.const_data_ptr() : nullptr;
@@ -90,25 +60,12 @@ static const void *channel_data(const Tensor &tensor)
 // What batch_norm_act does beyond batch_norm, with the residual in the layout of input.
 struct Epilogue {
     Tensor residual;
-    cuda_ops_batch_norm_epilogue given{nullptr, CUDA_OPS_ACTIVATION_HARDTANH, NONE, NONE};
-
-    static constexpr double NONE = std::numeric_limits<double>::quiet_NaN(); // no bound
+    cuda_ops_batch_norm_epilogue given;
 
     Epilogue(const char *op, const std::optional<Tensor> &given_residual, std::optional<std::string_view> activation,
              const Tensor &input)
+        : given(batch_norm_epilogue(op, activation))
     {
-        if (activation == "relu")
-            given.first = 0;
-        else if (activation == "relu6")
-            given.first = 0, given.second = 6;
-        else if (activation == "silu")
-            given.function = CUDA_OPS_ACTIVATION_SILU;
-        else if (activation == "hardswish")
-            given.function = CUDA_OPS_ACTIVATION_HARDSWISH;
-        else
-            TORCH_CHECK_VALUE(!activation, op,
-                              ": expected activation to be 'relu', 'relu6', 'silu', 'hardswish' or None, got '",
-                              *activation, "'");
         if (!given_residual)
             return;
         check_like(op, "residual", *given_residual, "input", input);
@@ -195,7 +152,7 @@ forward_training(const char *op, const Tensor &input, const std::optional<Tensor
     check_batch(op, input, l);
     const RunningStatistics running(op, running_mean, running_var, num_batches_tracked, momentum, input, l.channels,
                                     CHANNEL_OF_INPUT);
-    const Parameters parameters(op, weight, bias, input);
+    const Parameters parameters(op, weight, bias, input, input.size(1), CHANNEL_OF_INPUT);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = input.contiguous(l.format);
     Tensor output = l.new_like(x);
@@ -288,7 +245,7 @@ static Tensor forward_inference(const char *op, const Tensor &input, const std::
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_input(op, input);
-    const Parameters parameters(op, weight, bias, input);
+    const Parameters parameters(op, weight, bias, input, input.size(1), CHANNEL_OF_INPUT);
     const cuda_ops_dtype statistics_dtype =
         check_channel_values(op, "running_mean", running_mean, input, input.size(1), CHANNEL_OF_INPUT);
     check_channel_values(op, "running_var", running_var, input, input.size(1), CHANNEL_OF_INPUT);
@@ -361,7 +318,7 @@ static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char *op, const
     check_input(op, input);
     check_like(op, "grad_output", grad_output, "input", input);
     check_same_shape(op, "grad_output", grad_output, "input", input);
-    const Parameters parameters(op, weight, bias, input);
+    const Parameters parameters(op, weight, bias, input, input.size(1), CHANNEL_OF_INPUT);
     const at::ScalarType parameter_type = weight ? weight->scalar_type() : bias_type.value_or(input.scalar_type());
     cuda_ops_dtype statistics_dtype = CUDA_OPS_FLOAT64;
     if (training) {
