@@ -24,6 +24,7 @@ PADDED = "padded", "pad_channels", "relayout", "split_k"
 OPS = {
     "permute_contiguous": (["permute_contiguous"], 60),
     "concat": (["concat.cu"], 60),
+    "concat_batch_norm_act": (["concat_batch_norm_act.cu"], 40),
     "cumsum": (["cumsum"], 60),
     "gemm_align": (["gemm/align.cu"], 60),
     "gemm_mma": (

@@ -13,7 +13,9 @@ from .. import functional, nn
 from .._arguments import pair
 from .._modules import parameter, unlike
 from ..ops._pool2d import pair_or_kernel
+from ..ops.batch_norm import module_arguments
 from ..ops.batch_norm_act import batch_norm_act_module
+from ..ops.concat_batch_norm_act import concat_batch_norm_act
 from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
 from . import layers
 from .layers import Functions, takes
@@ -108,14 +110,86 @@ def _is_like(residual, input) -> bool:
     )
 
 
+class Features(list):
+    """The tensors that layers of a DenseBlock take, each of which is normalised by every later layer: with the moments
+    of those that have been, and handed on from layer to layer (csrc/torch/concat_batch_norm_act.cpp)."""
+
+    def __init__(self, features):
+        super().__init__(features)
+        self.moments, self.normalised = [], []
+        """Of the first tensors; (tensor, version) of each, when the moments were taken."""
+
+    def batch_norm_act(self, norm, activation) -> Tensor | None:
+        """activation(norm(of all of them, one behind the other)); None where that is not what the layers would do."""
+        letter = LETTER_OF.get(type(activation), "-")
+        first = self[0]
+        fits = (
+            letter in ACTIVATIONS
+            and is_plain(norm, "b")
+            and is_plain(activation, letter)
+            and norm.eps > 0
+            and first.dim() == 4
+            and all(type(feature) is Tensor and not feature.is_meta for feature in self)
+            and all(feature.dtype == first.dtype and feature.device == first.device for feature in self)
+        )
+        if not fits:
+            return None
+        known = 0
+        for feature, (tensor, version) in zip(self, self.normalised, strict=False):
+            if feature is not tensor or feature._version != version:
+                break
+            known += 1
+        *statistics, weight, bias, training, momentum = module_arguments(norm)
+        output, passed, self.moments = concat_batch_norm_act(
+            self,
+            self.moments[:known] if training else [],
+            weight,
+            bias,
+            *statistics,
+            ACTIVATIONS[letter],
+            training,
+            momentum,
+            norm.eps,
+        )
+        if passed:
+            self[:] = passed
+        # An inference tensor has no version, by which one sees that it has been written to.
+        versioned = self.moments and not any(feature.is_inference() for feature in self)
+        self.normalised = [(feature, feature._version) for feature in self] if versioned else []
+        return output
+
+
+def _is_eager() -> bool:
+    """Whether tensors are what they are, and not stood in for by what records, batches or differentiates."""
+    return not (
+        is_dynamo_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def dense_block(self, init_features):
+    """The forward of torchvision's DenseBlock."""
+    if not _is_eager():
+        return type(self).cuda_ops_native.forward(self, init_features)
+    features = Features([init_features])
+    for layer in self.values():
+        features.append(layer(features))
+    return torch.cat(features, 1)
+
+
 def dense_layer(self, input):
     """The forward of torchvision's DenseLayer, which takes a tensor or a list of them."""
     features = [input] if isinstance(input, Tensor) else input
     if self.memory_efficient or not all(takes(feature) for feature in features):
         return type(self).cuda_ops_native.forward(self, input)
-    output = features[0] if len(features) == 1 else torch.cat(features, 1)
-    output = self.conv1(batch_norm_act(output, self.norm1, self.relu1))
-    output = self.conv2(batch_norm_act(output, self.norm2, self.relu2))
+    output = features.batch_norm_act(self.norm1, self.relu1) if type(features) is Features else None
+    if output is None:
+        output = features[0] if len(features) == 1 else torch.cat(features, 1)
+        output = batch_norm_act(output, self.norm1, self.relu1)
+    output = batch_norm_act(self.conv1(output), self.norm2, self.relu2)
+    output = self.conv2(output)
     return Functions.dropout(output, self.drop_rate, self.training) if self.drop_rate > 0 else output
 
 
@@ -188,8 +262,9 @@ def _is_sum_of_rows(input, residual, dropout) -> bool:
 RUNS = {"cbrp": conv_bn_relu_pool, "lr": linear_relu, "lg": linear_gelu}
 RUNS |= {f"b{letter}": batch_norm_act for letter in ACTIVATIONS}
 
-# Modules with a forward that torch.fx cannot trace, and that has runs: (its forward, the names of the layers of each).
+# Modules with a forward that torch.fx cannot trace: (its forward, the names of the layers of each run that it has).
 BLOCKS = {
+    ("torchvision.models.densenet", "_DenseBlock"): (dense_block, ()),
     ("torchvision.models.densenet", "_DenseLayer"): (
         dense_layer,
         (("norm1", "relu1"), ("norm2", "relu2")),
