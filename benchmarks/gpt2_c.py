@@ -6,7 +6,7 @@ after a few that do not count, so that all meet the same load. Shown are the med
 median step, by CUDA events on a GPU and by the host's clock on the CPU, and the memory that Python's allocator, or the
 program, held at most. Losses are those of the first steps, on the same batches.
 
-    make gpt2-c ARGS=--help && python benchmarks/gpt2_c.py            (results: benchmarks/results/<device>/gpt2_c.*)
+    make gpt2-c ARGS=--help && python benchmarks/gpt2_c.py --out benchmarks/results
     python benchmarks/gpt2_c.py --device cpu --threads 2 --rounds 5 --steps 8
 """
 
@@ -203,7 +203,7 @@ def main():
     parser.add_argument("--steps", type=int, default=30, help="of each in a turn")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--program", type=Path, default=PROGRAM)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench", help="writes <device>/gpt2_c.*")
     options = parser.parse_args()
     options.precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
     device = torch.device(options.device)
