@@ -172,14 +172,14 @@ def test_on_a_gpu_losses_and_weights_are_those_of_python(
     report = trained(cuda_program, tmp_path, *arguments)
     assert report["device"]["type"] == "cuda" and report["settings"]["precision"] == precision
     assert report["settings"]["graph"] == ("--no-graph" not in options)
-    # With bf16 Python rounds the gradients of linear layers' weights to it, and the program does not.
-    rounding = {"fp32": 1e-6, "tf32": 1e-5, "bf16": 2e-3}[precision]
+    # The same kernels: of an H200 losses were within 7e-8, 3e-6 and 2e-5.
+    rounding = {"fp32": 1e-6, "tf32": 1e-5, "bf16": 1e-4}[precision]
     assert losses_of(report) == pytest.approx(expected, rel=rounding)
     assert report["backends"]["plain C"]["validation_loss"] == pytest.approx(validation, rel=10 * rounding)
     ours = dict(GPT.from_llmc(tmp_path / "last.bin", "fused").named_parameters())
     for (name, end), begin in zip(model.named_parameters(), first.parameters(), strict=True):
         distance, moved = (ours[name] - end.cpu()).norm(), (end.cpu() - begin).norm()
-        assert distance <= (0.3 if name.endswith("c_attn.bias") or precision == "bf16" else 5e-3) * moved, name
+        assert distance <= (0.3 if name.endswith("c_attn.bias") else 5e-3) * moved, name
 
 
 @pytest.mark.cuda

@@ -269,8 +269,19 @@ static void multiply(cuda *self, void *d, cuda_ops_dtype output_dtype, const voi
                                            .allow_tf32 = self->allow_tf32,
                                            .unaligned_a = (uintptr_t)a % 16 != 0,
                                            .unaligned_b = (uintptr_t)b % 16 != 0};
-    void *space = workspace(self, cuda_ops_gemm_workspace_cuda(&problem, CUDA_OPS_GEMM_FASTEST));
-    check("linear", cuda_ops_gemm_cuda(d, a, b, bias, space, &problem, CUDA_OPS_GEMM_FASTEST, self->base.stream));
+    /* By its plan: without one, the workspace is for what the product of operands elsewhere in memory may come to need,
+     * some hundreds of megabytes in GPT-2. */
+    cuda_ops_gemm_plan plan;
+    cuda_ops_status status = cuda_ops_gemm_plan_cuda(&plan, &problem, CUDA_OPS_GEMM_FASTEST);
+    if (status == CUDA_OPS_SUCCESS) {
+        void *const space = workspace(self, cuda_ops_gemm_planned_workspace_cuda(&problem, &plan));
+        status = cuda_ops_gemm_planned_cuda(d, a, b, bias, space, &problem, &plan, self->base.stream);
+    }
+    if (status == CUDA_OPS_INVALID_ARGUMENT) { /* these operands are such */
+        void *const space = workspace(self, cuda_ops_gemm_workspace_cuda(&problem, CUDA_OPS_GEMM_FASTEST));
+        status = cuda_ops_gemm_cuda(d, a, b, bias, space, &problem, CUDA_OPS_GEMM_FASTEST, self->base.stream);
+    }
+    check("linear", status);
 }
 
 static void cuda_linear_forward(gpt2_device *device, void *output, const void *input, const gpt2_linear *l)

@@ -308,10 +308,10 @@ void gpt2_logits(gpt2_model *m, float *logits, const int64_t *tokens, int64_t be
     const gpt2_config *const c = &m->layout.config;
     m->span = (gpt2_span){1, begin, end};
     d->upload(d, m->tokens + begin, tokens + begin, (end - begin) * (int64_t)sizeof *tokens);
-    const void *const states = hidden_states(m);
+    void *const states = hidden_states(m);
     gpt2_linear head = linear(m, GPT2_TOKENS, 0);
     head.rows = 1;
-    d->logits(d, m->logits, on(m, (void *)states, (end - begin - 1) * c->features), &head, m->room);
+    d->logits(d, m->logits, on(m, states, (end - begin - 1) * c->features), &head, m->room);
     d->download(d, logits, m->logits, c->vocab_size * (int64_t)sizeof *logits);
 }
 
