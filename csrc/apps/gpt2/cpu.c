@@ -186,9 +186,10 @@ static void cpu_linear_backward_weight(gpt2_device *device, float *grad_weight, 
 }
 
 static void cpu_linear_gelu_forward(gpt2_device *device, void *output, void *preactivation, const void *input,
-                                    const gpt2_linear *l)
+                                    const gpt2_linear *l, gpt2_room room)
 {
     cpu *self = (cpu *)device;
+    (void)room;
     const int64_t bytes = cuda_ops_linear_workspace_cpu(), stride = app_cpu_padded(bytes);
     char *const workspace = app_cpu_workspace(&self->base, bytes);
     SPREAD("linear_gelu", app_most(l->rows, l->out_features),

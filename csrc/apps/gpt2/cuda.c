@@ -307,12 +307,13 @@ static void cuda_linear_backward_weight(gpt2_device *device, float *grad_weight,
 }
 
 static void cuda_linear_gelu_forward(gpt2_device *device, void *output, void *preactivation, const void *input,
-                                     const gpt2_linear *l)
+                                     const gpt2_linear *l, gpt2_room room)
 {
     cuda *self = (cuda *)device;
-    void *space = workspace(self, cuda_ops_linear_gelu_forward_workspace_cuda(l->rows, l->in_features, l->out_features,
-                                                                              1, CUDA_OPS_GELU_TANH, self->allow_tf32,
-                                                                              CUDA_OPS_GEMM_FASTEST, self->dtype));
+    void *space = workspace_in(self, room,
+                               cuda_ops_linear_gelu_forward_workspace_cuda(l->rows, l->in_features, l->out_features, 1,
+                                                                           CUDA_OPS_GELU_TANH, self->allow_tf32,
+                                                                           CUDA_OPS_GEMM_FASTEST, self->dtype));
     check("linear_gelu", cuda_ops_linear_gelu_forward_cuda(output, preactivation, input, as_activation(self, l->weight),
                                                            as_activation(self, l->bias), space, l->rows, l->in_features,
                                                            l->out_features, CUDA_OPS_GELU_TANH, self->allow_tf32,

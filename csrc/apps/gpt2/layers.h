@@ -102,7 +102,7 @@ struct gpt2_device {
                                    const gpt2_linear *);
     /* output = gelu(preactivation), by its approximation with tanh; preactivation = linear(input). */
     void (*linear_gelu_forward)(gpt2_device *, void *output, void *preactivation, const void *input,
-                                const gpt2_linear *);
+                                const gpt2_linear *, gpt2_room);
     void (*gelu_forward)(gpt2_device *, void *output, const void *preactivation, int64_t elements);
     /* Through the layer behind gelu, and gelu: grad_preactivation = (grad_output * its weight) * gelu's slope; grad_bias
      * (or NULL): the sums of its rows. */

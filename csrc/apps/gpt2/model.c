@@ -8,9 +8,9 @@
  * precision. Where a buffer's content has been used up, something else takes its place:
  *
  *   preactivation   of a layer, once gelu's gradient is there: the gradient of `projected`
- *   hidden          likewise, once the gradient of the weight behind it is there: the gradient of `preactivation`, and
- *                   then room for attention's backward
- *   gradients       between the steps: room for the head, which makes that of the token table, and for the logits
+ *   hidden          likewise, once the gradient of the weight behind it is there: the gradient of `preactivation`; then
+ *                   the gradient of `sum1`, and room for attention's backward
+ *   gradients       but in backward: room for products, the head, which makes that of the token table, and the logits
  */
 struct gpt2_model {
     gpt2_device *device;
@@ -28,7 +28,7 @@ struct gpt2_model {
     float *logsumexp;                            /* [layers, rows, heads] */
     double *mean1, *mean2, *mean_last;           /* of the norms' rows */
     float *rstd1, *rstd2, *rstd_last;
-    void *temporary[3]; /* [rows, features], of many uses */
+    void *temporary[2]; /* [rows, features], of many uses */
     float *loss;        /* the last one */
     float *losses;
     float *logits; /* [vocab_size] */
@@ -81,7 +81,7 @@ gpt2_model *gpt2_make_model(gpt2_device *device, const gpt2_weights *weights, in
     m->rstd1 = floats(device, c->layers * rows);
     m->rstd2 = floats(device, c->layers * rows);
     m->rstd_last = floats(device, rows);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 2; i++)
         m->temporary[i] = activations(device, size);
     m->loss = floats(device, 1);
     m->losses = floats(device, losses);
@@ -193,7 +193,7 @@ static void *hidden_states(gpt2_model *m)
                              on(m, m->projected, layer * m->rows * 3 * size), c->heads, size, &m->span);
         d->linear_forward(d, branch, mixed, &attention_out);
         d->norm_forward(d, normed2, sum1, branch, x, &second);
-        d->linear_gelu_forward(d, hidden, on(m, m->preactivation, wide), normed2, &mlp);
+        d->linear_gelu_forward(d, hidden, on(m, m->preactivation, wide), normed2, &mlp, m->room);
         d->linear_forward(d, branch, hidden, &mlp_out);
         x = on(m, m->sum2, narrow);
         normed = layer + 1 < c->layers ? on(m, m->normed1, at(m, layer + 1, size)) : last;
@@ -236,8 +236,8 @@ static void norm_backward(gpt2_model *m, void *grad_input, const void *grad_outp
                              &n);
 }
 
-/* grad: of the block's output, and then of its input; in other and branch is room. */
-static void block_backward(gpt2_model *m, int64_t layer, void *grad, void *other, void *branch)
+/* grad: of the block's output, and then of its input; in branch is room. */
+static void block_backward(gpt2_model *m, int64_t layer, void *grad, void *branch)
 {
     gpt2_device *const d = m->device;
     const gpt2_config *const c = &m->layout.config;
@@ -258,12 +258,15 @@ static void block_backward(gpt2_model *m, int64_t layer, void *grad, void *other
     d->gelu_linear_backward(d, grad_preactivation, gradient(m, GPT2_MLP_BIAS, layer), grad, preactivation, &mlp_out);
     d->linear_backward_input(d, branch, grad_preactivation, &mlp);
     d->linear_backward_weight(d, gradient(m, GPT2_MLP_WEIGHT, layer), grad_preactivation, normed2, &mlp);
-    norm_backward(m, other, branch, grad, on(m, m->sum1, narrow), layer, 1, grad_mixed_bias);
+    /* The last quarter of what is free now; the rest is room. */
+    const int64_t three_quarters = mlp.rows * 3 * size;
+    const gpt2_room free_room = {hidden, three_quarters * d->activation_bytes};
+    void *const grad_sum1 = on(m, hidden, three_quarters);
+    norm_backward(m, grad_sum1, branch, grad, on(m, m->sum1, narrow), layer, 1, grad_mixed_bias);
 
-    d->linear_backward_input(d, branch, other, &attention_out);
-    d->linear_backward_weight(d, gradient(m, GPT2_ATTENTION_OUT_WEIGHT, layer), other, mixed, &attention_out);
+    d->linear_backward_input(d, branch, grad_sum1, &attention_out);
+    d->linear_backward_weight(d, gradient(m, GPT2_ATTENTION_OUT_WEIGHT, layer), grad_sum1, mixed, &attention_out);
     void *const grad_projected = preactivation; /* from here on */
-    const gpt2_room free_room = {hidden, mlp.rows * mlp.out_features * d->activation_bytes};
     d->attention_backward(d, grad_projected, branch, on(m, m->projected, at(m, layer, 3 * size)), mixed,
                           m->logsumexp + at(m, layer, c->heads), c->heads, size, &m->span, free_room);
     if (c->bias)
@@ -271,7 +274,8 @@ static void block_backward(gpt2_model *m, int64_t layer, void *grad, void *other
                                    &attention_out);
     d->linear_backward_input(d, branch, grad_projected, &attention);
     d->linear_backward_weight(d, gradient(m, GPT2_ATTENTION_WEIGHT, layer), grad_projected, normed1, &attention);
-    norm_backward(m, grad, branch, other, x, layer, 0, layer > 0 ? gradient(m, GPT2_MLP_OUT_BIAS, layer - 1) : NULL);
+    norm_backward(m, grad, branch, grad_sum1, x, layer, 0,
+                  layer > 0 ? gradient(m, GPT2_MLP_OUT_BIAS, layer - 1) : NULL);
 }
 
 void gpt2_backward(gpt2_model *m)
@@ -281,11 +285,11 @@ void gpt2_backward(gpt2_model *m)
     if (!d->begin(d, GPT2_BACKWARD))
         return;
     /* The first has the gradient of the last norm's output, and is free from then on. */
-    void *const branch = m->temporary[0], *const grad = m->temporary[1], *const other = m->temporary[2];
+    void *const branch = m->temporary[0], *const grad = m->temporary[1];
     norm_backward(m, grad, branch, NULL, on(m, m->sum2, at(m, c->layers - 1, c->features)), c->layers, 0,
                   gradient(m, GPT2_MLP_OUT_BIAS, c->layers - 1));
     for (int64_t layer = c->layers - 1; layer >= 0; layer--)
-        block_backward(m, layer, grad, other, branch);
+        block_backward(m, layer, grad, branch);
     d->embed_backward(d, gradient(m, GPT2_TOKENS, 0), gradient(m, GPT2_POSITIONS, 0), grad, m->tokens, c->vocab_size,
                       c->block_size, c->features, &m->span);
     d->end(d);
