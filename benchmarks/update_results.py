@@ -171,6 +171,27 @@ def gpt():
         "",
         *table(header, lines),
         *(["", *(f"- {line}" for line in report["left_out"])] if report["left_out"] else []),
+        *gpt_in_c(),
+    ]
+
+
+def gpt_in_c():
+    """The program of csrc/apps/gpt2 beside the same model in Python."""
+    report = load("gpt2_c.json")
+    if report is None:
+        return []
+    facts, lines = report["facts"], []
+    for row in report["rows"]:
+        memory = "–" if row["memory_bytes"] is None else f"{row['memory_bytes'] / 1e9:.2f}"
+        shape = f"{row['model']}, {row['batch']} × {row['length']}"
+        lines.append([shape, row["variant"], f"{row['median_ms']:.2f}", memory, f"{row['ratio']:.3f}"])
+    return [
+        "",
+        f"The same step in plain C (`make gpt2-c`), in turns with Python's, {facts['precision']}, without dropout, on "
+        f"one {facts['device']} (`benchmarks/gpt2_c.py`, commit `{facts['commit']}`, {facts['date']}): "
+        f"[gpt2_c.md](results/{GPU}/gpt2_c.md).",
+        "",
+        *table(["model, tokens", "", "ms", "GB", "Python, graph / this"], lines),
     ]
 
 

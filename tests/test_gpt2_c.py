@@ -133,12 +133,32 @@ def test_losses_and_weights_are_those_of_python(sizes, bias, backend, program, t
         assert distance <= (0.3 if name.endswith("c_attn.bias") else 2e-3) * moved, name
 
 
+def test_what_is_made_again_in_backward_changes_rounding_alone(program, files, tmp_path):
+    model, tokens = files
+    options = ["--init", model, "--tokens", tokens, "--steps", 4, "--batch", 3, "--recompute"]
+    losses, memory = [], []
+    for blocks in (0, 1, 2, 9):
+        report = trained(program, tmp_path, *options, blocks)
+        assert report["settings"]["recomputed_blocks"] == blocks
+        losses.append(losses_of(report))
+        memory.append(report["backends"]["plain C"]["peak_memory_bytes"])
+    assert losses[1:] == [pytest.approx(losses[0], rel=1e-6)] * 3
+    # Of two blocks: the last one's place is there for all that are made again.
+    assert memory[0] - memory[1] == 3 * 32 * 4 * 32 * 4
+    assert memory[1] == memory[2] == memory[3]
+
+
 @pytest.mark.cuda
+@pytest.mark.parametrize("options", [[], ["--no-graph"], ["--recompute", 9]], ids=["graphs", "no graph", "recomputed"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("sizes", CONFIGS)
-def test_on_a_gpu_losses_and_weights_are_those_of_python(sizes, bias, precision, cuda_program, tmp_path, monkeypatch):
-    config = dataclasses.replace(CONFIGS[sizes], bias=bias)
+@pytest.mark.parametrize("sizes", [*CONFIGS, "many tokens"])
+def test_on_a_gpu_losses_and_weights_are_those_of_python(
+    sizes, bias, precision, options, cuda_program, tmp_path, monkeypatch
+):
+    """Validated in between, where what is recorded of a step has to wait; "many tokens" are such as are not for
+    linear_cross_entropy in float32."""
+    config = dataclasses.replace(CONFIGS.get(sizes, GPTConfig(2000, 64, 3, 2, 128)), bias=bias)
     recipe = Recipe(config, BATCH, config.block_size - 1, STEPS, 2e-3, 2e-4, 2, 0.95, 2.0, 0.5, precision)
     model, first, tokens = model_of(config).cuda(), model_of(config), tokens_of(config)
     first.save_llmc(tmp_path / "first.bin")
@@ -148,17 +168,18 @@ def test_on_a_gpu_losses_and_weights_are_those_of_python(sizes, bias, precision,
     arguments = f"--batch {BATCH} --length {recipe.length} --steps {STEPS} --lr 2e-3 --warmup 2 --clip 0.5".split()
     arguments += ["--weight-decay", "2", "--model", "gpt2-124m", "--in-order", "--device", "cuda"]
     arguments += ["--precision", precision, "--init", tmp_path / "first.bin", "--tokens", tmp_path / "tokens.bin"]
-    arguments += ["--export", tmp_path / "last.bin"] + ["--no-bias"] * (not bias)
+    arguments += ["--export", tmp_path / "last.bin", "--eval-every", 3, *options] + ["--no-bias"] * (not bias)
     report = trained(cuda_program, tmp_path, *arguments)
     assert report["device"]["type"] == "cuda" and report["settings"]["precision"] == precision
-    # With bf16 Python rounds the gradients of linear layers' weights to it, and the program does not.
-    rounding = {"fp32": 1e-6, "tf32": 1e-5, "bf16": 2e-3}[precision]
+    assert report["settings"]["graph"] == ("--no-graph" not in options)
+    # The same kernels: of an H200 losses were within 7e-8, 3e-6 and 2e-5.
+    rounding = {"fp32": 1e-6, "tf32": 1e-5, "bf16": 1e-4}[precision]
     assert losses_of(report) == pytest.approx(expected, rel=rounding)
     assert report["backends"]["plain C"]["validation_loss"] == pytest.approx(validation, rel=10 * rounding)
     ours = dict(GPT.from_llmc(tmp_path / "last.bin", "fused").named_parameters())
     for (name, end), begin in zip(model.named_parameters(), first.parameters(), strict=True):
         distance, moved = (ours[name] - end.cpu()).norm(), (end.cpu() - begin).norm()
-        assert distance <= (0.3 if name.endswith("c_attn.bias") or precision == "bf16" else 5e-3) * moved, name
+        assert distance <= (0.3 if name.endswith("c_attn.bias") else 5e-3) * moved, name
 
 
 @pytest.mark.cuda
@@ -410,6 +431,8 @@ MISTAKES = {
     "no CUDA": (["--device", "cuda"], "--device cuda: this program was built without CUDA: take --device cpu"),
     "unknown precision": (["--precision", "fp64"], "--precision fp64 is unknown: expected fp32, tf32 or bf16"),
     "precision of a GPU": (["--precision", "bf16"], "--precision bf16 needs a GPU: on the CPU take --precision fp32"),
+    "blocks": (["--recompute", "-1"], "--recompute -1: expected a whole number from 0 to"),
+    "graphs of a GPU": (["--no-graph"], "--no-graph: the CPU has no graphs: it is for --device cuda"),
     "unknown dtype": (["--export-dtype", "fp16"], "--export-dtype fp16 is unknown: expected fp32 or bf16"),
     "text and tokens": (["--text", "a"], "--tokens and --text: expected one of them"),
     "tokens of tokens": (["--export-tokens", "a"], "--export-tokens writes the tokens of a text"),

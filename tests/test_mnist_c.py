@@ -390,3 +390,6 @@ def test_the_makefile_links_all_that_its_cuda_kernels_call(name):
     others = [path for name, path in built.items() if name not in names]
     missing = (symbols(chosen, "-u") - symbols(chosen, "--defined-only")) & symbols(others, "--defined-only", "-g")
     assert not missing
+    # And what the program itself calls.
+    source = (ROOT / "csrc" / "apps" / name / "cuda.c").read_text()
+    assert set(re.findall(r"\bcuda_ops_\w+_cuda(?=\()", source)) <= symbols(chosen, "--defined-only")

@@ -10,6 +10,10 @@ _Noreturn void app_fail_without_cuda(void)
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+/* Of uploads on their way: some steps' batches. */
+enum { STAGED_BYTES = 16 << 20, STAGED_ALIGNMENT = 64 };
 
 void app_cuda_check(const char *what, cudaError_t error)
 {
@@ -41,16 +45,25 @@ void app_cuda_open(app_cuda *cuda, char *name, size_t name_size, int64_t *alloca
     snprintf(name, name_size, "%s", properties.name);
     *cuda = (app_cuda){.allocated_bytes = allocated_bytes};
     app_cuda_check("cudaStreamCreate", cudaStreamCreate(&cuda->stream));
+    app_cuda_check("cudaMallocHost", cudaMallocHost((void **)&cuda->staged, STAGED_BYTES));
     for (int i = 0; i < APP_MOST_MARKS; i++)
         app_cuda_check("cudaEventCreate", cudaEventCreate(&cuda->marks[i]));
 }
 
-void app_cuda_close(app_cuda *cuda)
+/* Waits for all that was issued. */
+static void synchronize(app_cuda *cuda)
 {
     app_cuda_check("cudaStreamSynchronize", cudaStreamSynchronize(cuda->stream));
+    cuda->staged_bytes = 0;
+}
+
+void app_cuda_close(app_cuda *cuda)
+{
+    synchronize(cuda);
     for (int i = 0; i < cuda->allocation_count; i++)
         cudaFree(cuda->allocations[i]);
     cudaFree(cuda->workspace);
+    cudaFreeHost(cuda->staged);
     for (int i = 0; i < APP_MOST_MARKS; i++)
         cudaEventDestroy(cuda->marks[i]);
     cudaStreamDestroy(cuda->stream);
@@ -78,16 +91,35 @@ void *app_cuda_workspace(app_cuda *cuda, int64_t bytes)
     return cuda->workspace;
 }
 
+static void copy(app_cuda *cuda, void *target, const void *source, int64_t bytes, enum cudaMemcpyKind kind)
+{
+    app_cuda_check("copy", cudaMemcpyAsync(target, source, (size_t)bytes, kind, cuda->stream));
+}
+
 void app_cuda_upload(app_cuda *cuda, void *target, const void *source, int64_t bytes)
 {
-    app_cuda_check("copy", cudaMemcpyAsync(target, source, (size_t)bytes, cudaMemcpyHostToDevice, cuda->stream));
-    app_cuda_check("copy", cudaStreamSynchronize(cuda->stream));
+    if (bytes > STAGED_BYTES) {
+        copy(cuda, target, source, bytes, cudaMemcpyHostToDevice);
+        synchronize(cuda);
+        return;
+    }
+    if (bytes > STAGED_BYTES - cuda->staged_bytes)
+        synchronize(cuda);
+    char *const staged = cuda->staged + cuda->staged_bytes;
+    memcpy(staged, source, (size_t)bytes);
+    copy(cuda, target, staged, bytes, cudaMemcpyHostToDevice);
+    cuda->staged_bytes += (bytes + STAGED_ALIGNMENT - 1) / STAGED_ALIGNMENT * STAGED_ALIGNMENT;
+}
+
+void app_cuda_copy(app_cuda *cuda, void *target, const void *source, int64_t bytes)
+{
+    copy(cuda, target, source, bytes, cudaMemcpyDeviceToDevice);
 }
 
 void app_cuda_download(app_cuda *cuda, void *target, const void *source, int64_t bytes)
 {
-    app_cuda_check("copy", cudaMemcpyAsync(target, source, (size_t)bytes, cudaMemcpyDeviceToHost, cuda->stream));
-    app_cuda_check("copy", cudaStreamSynchronize(cuda->stream));
+    copy(cuda, target, source, bytes, cudaMemcpyDeviceToHost);
+    synchronize(cuda);
 }
 
 void app_cuda_mark(app_cuda *cuda)
@@ -98,7 +130,7 @@ void app_cuda_mark(app_cuda *cuda)
 
 int64_t app_cuda_collect(app_cuda *cuda, double *milliseconds, int64_t room)
 {
-    app_cuda_check("cudaStreamSynchronize", cudaStreamSynchronize(cuda->stream));
+    synchronize(cuda);
     const int64_t count = cuda->mark_count - 1 < room ? cuda->mark_count - 1 : room;
     for (int64_t i = 0; i < count; i++) {
         float elapsed;

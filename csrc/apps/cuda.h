@@ -24,6 +24,8 @@ typedef struct app_cuda {
     void *workspace; /* grows in the first step, and stays */
     int64_t workspace_bytes;
     int64_t *allocated_bytes; /* where the sum of both is counted */
+    char *staged;             /* in the host's memory, where the GPU takes it from: what is on its way */
+    int64_t staged_bytes;
     cudaEvent_t marks[APP_MOST_MARKS];
     int64_t mark_count;
 } app_cuda;
@@ -36,8 +38,11 @@ void app_cuda_close(app_cuda *cuda);
 void *app_cuda_allocate(app_cuda *cuda, int64_t bytes);
 /* The next call's, which comes after on the stream, is the same memory. */
 void *app_cuda_workspace(app_cuda *cuda, int64_t bytes);
-/* Both wait until it is done. */
+/* On return `source` may change; what is not large is then still on its way, and nobody has waited. */
 void app_cuda_upload(app_cuda *cuda, void *target, const void *source, int64_t bytes);
+/* Within the GPU's memory. */
+void app_cuda_copy(app_cuda *cuda, void *target, const void *source, int64_t bytes);
+/* Waits until it is done. */
 void app_cuda_download(app_cuda *cuda, void *target, const void *source, int64_t bytes);
 
 /* Print "NAME: WHAT: ..." and exit with status 1, unless it is success. */

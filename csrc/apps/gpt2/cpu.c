@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "app.h"
+#include "cuda_ops/activation.h"
+#include "cuda_ops/adam.h"
 #include "cuda_ops/add2.h"
 #include "cuda_ops/clip_grad_norm.h"
 #include "cuda_ops/embedding.h"
@@ -26,10 +28,10 @@ typedef struct cpu {
     gpt2_device public;
     app_cpu base;
     /* What grows in the first step, and is kept. */
-    float *logits;
+    float *logits, *grad_table;
     double *partials;
     int64_t *starts, *slots;
-    int64_t logits_count, partials_count, starts_count, slots_count;
+    int64_t logits_count, grad_table_count, partials_count, starts_count, slots_count;
 } cpu;
 
 #define SPREAD(...) APP_SPREAD(&self->base, __VA_ARGS__)
@@ -55,6 +57,17 @@ static void cpu_copy(gpt2_device *device, void *target, const void *source, int6
     memcpy(target, source, (size_t)bytes);
 }
 
+static int cpu_begin(gpt2_device *device, gpt2_part part)
+{
+    (void)device, (void)part; /* nothing is recorded */
+    return 1;
+}
+
+static void cpu_end(gpt2_device *device)
+{
+    (void)device;
+}
+
 static void cpu_follow(gpt2_device *device, const float *parameters, const gpt2_weights *layout)
 {
     (void)device, (void)parameters, (void)layout; /* the layers take the parameters as they are */
@@ -65,6 +78,7 @@ static void cpu_close(gpt2_device *device)
     cpu *self = (cpu *)device;
     app_cpu_close(&self->base);
     app_free(self->logits);
+    app_free(self->grad_table);
     app_free(self->partials);
     app_free(self->starts);
     app_free(self->slots);
@@ -87,22 +101,25 @@ static void cpu_embed_forward(gpt2_device *device, void *output, const float *to
                                                          end, F32));
 }
 
-static void cpu_embed_backward(gpt2_device *device, float *grad_tokens, float *grad_positions, float *scratch,
-                               const void *grad_output, const int64_t *tokens, int64_t vocab_size, int64_t block_size,
-                               int64_t features, const gpt2_span *s)
+static void cpu_embed_backward(gpt2_device *device, float *grad_tokens, float *grad_positions, const void *grad_output,
+                               const int64_t *tokens, int64_t vocab_size, int64_t block_size, int64_t features,
+                               const gpt2_span *s)
 {
     cpu *self = (cpu *)device;
     const char *const op = "embedding backward";
     const int64_t count = s->batch * s->end;
     self->starts = grown(self, self->starts, &self->starts_count, vocab_size + 2, sizeof *self->starts);
     self->slots = grown(self, self->slots, &self->slots_count, count, sizeof *self->slots);
+    self->grad_table =
+        grown(self, self->grad_table, &self->grad_table_count, vocab_size * features, sizeof *self->grad_table);
+    float *const table = self->grad_table;
     app_check(op,
               cuda_ops_embedding_sort_cpu(self->starts, self->slots, tokens, sizeof *tokens, count, vocab_size, -1));
     SPREAD(
         op, vocab_size, row_grain(features),
-        cuda_ops_embedding_backward_cpu(scratch, grad_output, self->starts, self->slots, features, 0, begin, end, F32));
+        cuda_ops_embedding_backward_cpu(table, grad_output, self->starts, self->slots, features, 0, begin, end, F32));
     SPREAD("add2", vocab_size * features, APP_ELEMENT_GRAIN,
-           cuda_ops_add2_forward_cpu(grad_tokens, grad_tokens, scratch, begin, end, F32));
+           cuda_ops_add2_forward_cpu(grad_tokens, grad_tokens, table, begin, end, F32));
     SPREAD(op, block_size, row_grain(features),
            cuda_ops_position_embedding_backward_cpu(grad_positions, grad_output, s->batch, s->end, features, begin, end,
                                                     F32));
@@ -124,8 +141,15 @@ static void cpu_norm_forward(gpt2_device *device, void *output, void *sum, const
                                                NORM_EPS, CUDA_OPS_LAYER_NORM, begin, end, F32));
 }
 
+/* grad_bias (or NULL): the sums of the rows. */
+static void sum_rows(cpu *self, float *grad_bias, const void *grad_output, int64_t rows, int64_t features)
+{
+    app_cpu_linear_backward(&self->base, NULL, NULL, grad_bias, grad_output, NULL, NULL, rows, 0, features);
+}
+
 static void cpu_norm_backward(gpt2_device *device, void *grad_input, float *grad_weight, float *grad_bias,
-                              const void *grad_output, const void *grad_sum, const void *input, const gpt2_norm *n)
+                              float *grad_input_sums, const void *grad_output, const void *grad_sum, const void *input,
+                              const gpt2_norm *n)
 {
     cpu *self = (cpu *)device;
     const char *const op = "layer_norm backward";
@@ -138,6 +162,7 @@ static void cpu_norm_backward(gpt2_device *device, void *grad_input, float *grad
     SPREAD(op, n->features, app_most(1, APP_ELEMENT_GRAIN / 4 / chunks),
            cuda_ops_layer_norm_backward_sums_cpu(grad_weight, grad_bias, workspace, n->rows, n->features, begin, end,
                                                  F32));
+    sum_rows(self, grad_input_sums, grad_input, n->rows, n->features);
 }
 
 static void cpu_linear_forward(gpt2_device *device, void *output, const void *input, const gpt2_linear *l)
@@ -146,17 +171,25 @@ static void cpu_linear_forward(gpt2_device *device, void *output, const void *in
                            l->out_features);
 }
 
-static void cpu_linear_backward(gpt2_device *device, void *grad_input, float *grad_weight, float *grad_bias,
-                                const void *grad_output, const void *input, const gpt2_linear *l)
+static void cpu_linear_backward_input(gpt2_device *device, void *grad_input, const void *grad_output,
+                                      const gpt2_linear *l)
 {
-    app_cpu_linear_backward(&((cpu *)device)->base, grad_input, grad_weight, grad_bias, grad_output, input, l->weight,
-                            l->rows, l->in_features, l->out_features);
+    app_cpu_linear_backward(&((cpu *)device)->base, grad_input, NULL, NULL, grad_output, NULL, l->weight, l->rows,
+                            l->in_features, l->out_features);
+}
+
+static void cpu_linear_backward_weight(gpt2_device *device, float *grad_weight, const void *grad_output,
+                                       const void *input, const gpt2_linear *l)
+{
+    app_cpu_linear_backward(&((cpu *)device)->base, NULL, grad_weight, NULL, grad_output, input, NULL, l->rows,
+                            l->in_features, l->out_features);
 }
 
 static void cpu_linear_gelu_forward(gpt2_device *device, void *output, void *preactivation, const void *input,
-                                    const gpt2_linear *l)
+                                    const gpt2_linear *l, gpt2_room room)
 {
     cpu *self = (cpu *)device;
+    (void)room;
     const int64_t bytes = cuda_ops_linear_workspace_cpu(), stride = app_cpu_padded(bytes);
     char *const workspace = app_cpu_workspace(&self->base, bytes);
     SPREAD("linear_gelu", app_most(l->rows, l->out_features),
@@ -166,13 +199,23 @@ static void cpu_linear_gelu_forward(gpt2_device *device, void *output, void *pre
                l->out_features, app_split_longer_side(l->rows, l->out_features, begin, end), CUDA_OPS_GELU_TANH, F32));
 }
 
-static void cpu_gelu_backward(gpt2_device *device, void *grad, float *grad_bias, const void *preactivation,
-                              int64_t rows, int64_t features)
+static void cpu_gelu_forward(gpt2_device *device, void *output, const void *preactivation, int64_t elements)
 {
     cpu *self = (cpu *)device;
-    SPREAD("gelu backward", rows * features, APP_ELEMENT_GRAIN,
-           cuda_ops_linear_gelu_backward_cpu(grad, grad, preactivation, begin, end, CUDA_OPS_GELU_TANH, F32));
-    app_cpu_linear_backward(&self->base, NULL, NULL, grad_bias, grad, NULL, NULL, rows, 0, features);
+    SPREAD("gelu", elements, APP_ELEMENT_GRAIN / 4,
+           cuda_ops_activation_forward_cpu(output, preactivation, begin, end, CUDA_OPS_ACTIVATION_GELU_TANH, 0.0, 0.0,
+                                           F32));
+}
+
+static void cpu_gelu_linear_backward(gpt2_device *device, void *grad_preactivation, float *grad_bias,
+                                     const void *grad_output, const void *preactivation, const gpt2_linear *l)
+{
+    cpu *self = (cpu *)device;
+    cpu_linear_backward_input(device, grad_preactivation, grad_output, l);
+    SPREAD("gelu backward", l->rows * l->in_features, APP_ELEMENT_GRAIN,
+           cuda_ops_linear_gelu_backward_cpu(grad_preactivation, grad_preactivation, preactivation, begin, end,
+                                             CUDA_OPS_GELU_TANH, F32));
+    sum_rows(self, grad_bias, grad_preactivation, l->rows, l->in_features);
 }
 
 static int64_t attention_grain(const cuda_ops_attention *call, int64_t parts, int64_t products)
@@ -200,9 +243,10 @@ static void cpu_attention_forward(gpt2_device *device, void *output, float *logs
 
 static void cpu_attention_backward(gpt2_device *device, void *grad_projected, const void *grad_output,
                                    const void *projected, const void *output, const float *logsumexp, int64_t heads,
-                                   int64_t features, const gpt2_span *s)
+                                   int64_t features, const gpt2_span *s, gpt2_room room)
 {
     cpu *self = (cpu *)device;
+    (void)room;
     const cuda_ops_attention call = attention_call(heads, features, s);
     float *const grad_query = grad_projected;
     const float *const query = projected;
@@ -213,6 +257,13 @@ static void cpu_attention_backward(gpt2_device *device, void *grad_projected, co
            cuda_ops_attention_backward_cpu(grad_query, grad_query + features, grad_query + 2 * features, NULL,
                                            grad_output, NULL, query, query + features, query + 2 * features, output,
                                            logsumexp, workspace + thread * stride, &call, begin, end, F32));
+}
+
+static void cpu_attention_bias_backward(gpt2_device *device, float *grad_bias, const void *grad_projected,
+                                        const float *grad_next_bias, const gpt2_linear *next)
+{
+    (void)grad_next_bias;
+    sum_rows((cpu *)device, grad_bias, grad_projected, next->rows, 3 * next->in_features);
 }
 
 static int64_t smaller(int64_t a, int64_t b)
@@ -238,10 +289,17 @@ static cuda_ops_status loss_tasks(float *logits, double *partials, const int64_t
     return status;
 }
 
-static void cpu_head(gpt2_device *device, float *loss, void *grad_input, float *grad_weight, void *scratch_input,
-                     float *scratch_weight, const void *input, const int64_t *targets, const gpt2_linear *l)
+static int64_t cpu_head_bytes(gpt2_device *device, const gpt2_linear *l)
+{
+    (void)device, (void)l; /* its chunks of logits are its own */
+    return 0;
+}
+
+static void cpu_head(gpt2_device *device, float *loss, void *grad_input, float *grad_weight, const void *input,
+                     const int64_t *targets, const gpt2_linear *l, gpt2_room room)
 {
     cpu *self = (cpu *)device;
+    (void)room;
     const char *const op = "linear_cross_entropy";
     const int64_t classes = l->out_features, features = l->in_features;
     const int64_t chunk = smaller(l->rows, chunk_rows(classes)), chunks = (l->rows + chunk - 1) / chunk;
@@ -260,11 +318,11 @@ static void cpu_head(gpt2_device *device, float *loss, void *grad_input, float *
                           grad_input != NULL, begin, end));
         if (!grad_input)
             continue;
-        app_cpu_linear_backward(&self->base, (float *)scratch_input + first * features, NULL, NULL, self->logits, x,
+        app_cpu_linear_backward(&self->base, (float *)grad_input + first * features, NULL, NULL, self->logits, x,
                                 l->weight, rows, features, classes);
         SPREAD(op, app_most(classes, features), app_product_grain(classes, features, rows),
                cuda_ops_linear_cross_entropy_weight_cpu(
-                   scratch_weight, NULL, self->logits, x, workspace + thread * stride, rows, features, classes,
+                   grad_weight, NULL, self->logits, x, workspace + thread * stride, rows, features, classes,
                    app_split_longer_side(classes, features, begin, end), c > 0, F32));
     }
     float total_weight;
@@ -274,11 +332,17 @@ static void cpu_head(gpt2_device *device, float *loss, void *grad_input, float *
     if (!grad_input)
         return;
     SPREAD(op, l->rows * features, APP_ELEMENT_GRAIN,
-           cuda_ops_linear_cross_entropy_scale_cpu(grad_input, scratch_input, &one, &total_weight, begin, end,
+           cuda_ops_linear_cross_entropy_scale_cpu(grad_input, grad_input, &one, &total_weight, begin, end,
                                                    CUDA_OPS_REDUCTION_MEAN, F32));
     SPREAD(op, classes * features, APP_ELEMENT_GRAIN,
-           cuda_ops_linear_cross_entropy_scale_cpu(grad_weight, scratch_weight, &one, &total_weight, begin, end,
+           cuda_ops_linear_cross_entropy_scale_cpu(grad_weight, grad_weight, &one, &total_weight, begin, end,
                                                    CUDA_OPS_REDUCTION_MEAN, F32));
+}
+
+static void cpu_logits(gpt2_device *device, float *logits, const void *input, const gpt2_linear *l, gpt2_room room)
+{
+    (void)room;
+    cpu_linear_forward(device, logits, input, l);
 }
 
 static cuda_ops_status norm_tasks(double *partials, const float *gradients, int64_t count, int64_t begin, int64_t end)
@@ -290,9 +354,8 @@ static cuda_ops_status norm_tasks(double *partials, const float *gradients, int6
     return status;
 }
 
-static void cpu_clip(gpt2_device *device, float *gradients, int64_t count, double max_norm)
+static void clip(cpu *self, float *gradients, int64_t count, double max_norm)
 {
-    cpu *self = (cpu *)device;
     const int64_t tasks = (count + GRADIENT_TASK - 1) / GRADIENT_TASK;
     self->partials = grown(self, self->partials, &self->partials_count, tasks, sizeof(double));
     SPREAD("clip_grad_norm", tasks, 1, norm_tasks(self->partials, gradients, count, begin, end));
@@ -300,12 +363,22 @@ static void cpu_clip(gpt2_device *device, float *gradients, int64_t count, doubl
     SPREAD("clip_grad_norm", count, APP_ELEMENT_GRAIN, cuda_ops_clip_grad_cpu(gradients, factor, begin, end, F32));
 }
 
-static void cpu_adamw(gpt2_device *device, float *parameters, float *gradients, float *mean, float *square,
-                      int64_t count, int64_t step, const cuda_ops_adam_options *options)
+static void cpu_update(gpt2_device *device, const gpt2_state *state, const gpt2_update *update)
 {
     cpu *self = (cpu *)device;
-    SPREAD("adamw", count, APP_ELEMENT_GRAIN,
-           cuda_ops_adam_cpu(parameters, gradients, mean, square, NULL, (double)step, 1.0, options, begin, end, F32));
+    const gpt2_weights *const layout = state->layout;
+    cuda_ops_adam_options options = {
+        .lr = update->lr, .beta1 = ADAM_BETA1, .beta2 = update->beta2, .eps = ADAM_EPS, .decoupled = 1};
+    clip(self, state->gradients, layout->count, update->clip); /* zeros lie between the tensors */
+    for (int t = 0; t < GPT2_TENSORS; t++) {
+        if (!gpt2_has(&layout->config, t))
+            continue;
+        const int64_t at = layout->offset[t];
+        options.weight_decay = gpt2_is_matrix(t) ? update->weight_decay : 0.0;
+        SPREAD("adamw", gpt2_count_all(&layout->config, t), APP_ELEMENT_GRAIN,
+               cuda_ops_adam_cpu(state->parameters + at, state->gradients + at, state->mean + at, state->square + at,
+                                 NULL, (double)update->step, 1.0, &options, begin, end, F32));
+    }
 }
 
 static void cpu_mark(gpt2_device *device)
@@ -328,21 +401,28 @@ gpt2_device *gpt2_open_cpu(int threads)
     d->allocate = cpu_allocate;
     d->upload = cpu_copy;
     d->download = cpu_copy;
+    d->copy = cpu_copy;
     d->close = cpu_close;
+    d->begin = cpu_begin;
+    d->end = cpu_end;
     d->follow = cpu_follow;
     d->embed_forward = cpu_embed_forward;
     d->embed_backward = cpu_embed_backward;
     d->norm_forward = cpu_norm_forward;
     d->norm_backward = cpu_norm_backward;
     d->linear_forward = cpu_linear_forward;
-    d->linear_backward = cpu_linear_backward;
+    d->linear_backward_input = cpu_linear_backward_input;
+    d->linear_backward_weight = cpu_linear_backward_weight;
     d->linear_gelu_forward = cpu_linear_gelu_forward;
-    d->gelu_backward = cpu_gelu_backward;
+    d->gelu_forward = cpu_gelu_forward;
+    d->gelu_linear_backward = cpu_gelu_linear_backward;
     d->attention_forward = cpu_attention_forward;
     d->attention_backward = cpu_attention_backward;
+    d->attention_bias_backward = cpu_attention_bias_backward;
+    d->head_bytes = cpu_head_bytes;
     d->head = cpu_head;
-    d->clip = cpu_clip;
-    d->adamw = cpu_adamw;
+    d->logits = cpu_logits;
+    d->update = cpu_update;
     d->mark = cpu_mark;
     d->collect = cpu_collect;
     return d;

@@ -29,6 +29,11 @@ int gpt2_is_matrix(gpt2_tensor tensor)
            tensor == GPT2_ATTENTION_OUT_WEIGHT || tensor == GPT2_MLP_WEIGHT || tensor == GPT2_MLP_OUT_WEIGHT;
 }
 
+int gpt2_has(const gpt2_config *config, gpt2_tensor tensor)
+{
+    return config->bias || !gpt2_is_bias(tensor);
+}
+
 void gpt2_shape(const gpt2_config *config, gpt2_tensor tensor, int64_t *rows, int64_t *columns)
 {
     const int64_t size = config->features;
@@ -75,12 +80,17 @@ int64_t gpt2_layers(const gpt2_config *config, gpt2_tensor tensor)
     return tensor < GPT2_NORM1_WEIGHT || tensor >= GPT2_NORM_WEIGHT ? 1 : config->layers;
 }
 
+int64_t gpt2_count_all(const gpt2_config *config, gpt2_tensor tensor)
+{
+    return gpt2_layers(config, tensor) * gpt2_count(config, tensor);
+}
+
 int64_t gpt2_parameter_count(const gpt2_config *config)
 {
     int64_t count = 0;
     for (int t = 0; t < GPT2_TENSORS; t++)
-        if (config->bias || !gpt2_is_bias(t))
-            count += gpt2_layers(config, t) * gpt2_count(config, t);
+        if (gpt2_has(config, t))
+            count += gpt2_count_all(config, t);
     return count;
 }
 
@@ -98,7 +108,7 @@ gpt2_weights gpt2_layout(const gpt2_config *config)
     gpt2_weights w = {.config = *config};
     for (int t = 0; t < GPT2_TENSORS; t++) {
         w.offset[t] = w.count;
-        w.count += (gpt2_layers(config, t) * gpt2_count(config, t) + 15) / 16 * 16;
+        w.count += (gpt2_count_all(config, t) + 15) / 16 * 16;
     }
     return w;
 }
@@ -121,7 +131,7 @@ gpt2_weights gpt2_first_weights(const gpt2_config *config, uint64_t seed)
     w.values = app_allocate(w.count, sizeof(float));
     for (int t = 0; t < GPT2_TENSORS; t++) {
         float *const values = w.values + w.offset[t];
-        const int64_t count = gpt2_layers(config, t) * gpt2_count(config, t);
+        const int64_t count = gpt2_count_all(config, t);
         const int added = t == GPT2_ATTENTION_OUT_WEIGHT || t == GPT2_MLP_OUT_WEIGHT;
         if (t == GPT2_NORM1_WEIGHT || t == GPT2_NORM2_WEIGHT || t == GPT2_NORM_WEIGHT)
             for (int64_t i = 0; i < count; i++)
@@ -255,7 +265,7 @@ gpt2_weights gpt2_read_checkpoint(const char *path, int bias)
     char not_zero[4200];
     snprintf(not_zero, sizeof not_zero, "--no-bias: file %.4096s has biases that are not zero", path);
     for (int t = 0; t < GPT2_TENSORS; t++) {
-        const int64_t count = gpt2_layers(&config, t) * gpt2_count(&config, t);
+        const int64_t count = gpt2_count_all(&config, t);
         read_values(&r, w.values + w.offset[t], count, bfloat16, gpt2_is_bias(t) && !bias ? not_zero : NULL);
         if (t == GPT2_TOKENS)
             read_values(&r, NULL, padding, bfloat16, NULL);
@@ -298,7 +308,7 @@ const char *gpt2_write_checkpoint(const char *path, const gpt2_weights *weights,
     for (int i = 0; i < 8; i++)
         put_little_endian(content + 4 * i, (uint32_t)header[i], 4);
     for (int t = 0; t < GPT2_TENSORS; t++) {
-        const int64_t count = gpt2_layers(&config, t) * gpt2_count(&config, t);
+        const int64_t count = gpt2_count_all(&config, t);
         next = put_values(next, weights->values + weights->offset[t], count, bfloat16);
         if (t == GPT2_TOKENS)
             next += padding * (bfloat16 ? 2 : 4);

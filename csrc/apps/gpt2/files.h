@@ -39,8 +39,10 @@ typedef enum gpt2_tensor {
 void gpt2_shape(const gpt2_config *config, gpt2_tensor tensor, int64_t *rows, int64_t *columns);
 int64_t gpt2_count(const gpt2_config *config, gpt2_tensor tensor); /* of one layer's elements */
 int64_t gpt2_layers(const gpt2_config *config, gpt2_tensor tensor);
+int64_t gpt2_count_all(const gpt2_config *config, gpt2_tensor tensor); /* of all layers' */
 int gpt2_is_bias(gpt2_tensor tensor);
 int gpt2_is_matrix(gpt2_tensor tensor); /* else a vector: what weight decay leaves alone */
+int gpt2_has(const gpt2_config *config, gpt2_tensor tensor);
 /* Of all parameters; biases count only where the model has them. */
 int64_t gpt2_parameter_count(const gpt2_config *config);
 /* Whether the sizes can be those of a model: 1 to 2^31 - 1, heads that divide the features. */

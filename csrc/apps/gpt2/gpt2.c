@@ -32,24 +32,25 @@ typedef struct recipe {
     gpt2_config config;
     int64_t batch, length, steps, warmup;
     double lr, min_lr, beta2, weight_decay, clip;
+    int64_t recomputed; /* of the first blocks */
 } recipe;
 
 /* Those of cuda_ops/training/gpt/settings.py, which says where they come from; those with dropout are not here. */
 static const recipe RECIPES[] = {
-    {"cpu-char", {65, 64, 4, 4, 128, 0}, 12, 64, 2000, 100, 2e-3, 2e-4, 0.99, 0.1, 1.0},
-    {"gpt2-124m", {50304, 1024, 12, 12, 768, 1}, 32, 1024, 100, 20, 6e-4, 6e-5, 0.95, 0.1, 1.0},
-    {"gpt2-350m", {50304, 1024, 24, 16, 1024, 1}, 16, 1024, 100, 20, 6e-4, 6e-5, 0.95, 0.1, 1.0},
-    {"gpt2-774m", {50304, 1024, 36, 20, 1280, 1}, 8, 1024, 100, 20, 6e-4, 6e-5, 0.95, 0.1, 1.0},
-    {"gpt2-1558m", {50304, 1024, 48, 25, 1600, 1}, 4, 1024, 100, 20, 6e-4, 6e-5, 0.95, 0.1, 1.0},
+    {"cpu-char", {65, 64, 4, 4, 128, 0}, 12, 64, 2000, 100, 2e-3, 2e-4, 0.99, 0.1, 1.0, 0},
+    {"gpt2-124m", {50304, 1024, 12, 12, 768, 1}, 32, 1024, 100, 20, 6e-4, 6e-5, 0.95, 0.1, 1.0, 1},
+    {"gpt2-350m", {50304, 1024, 24, 16, 1024, 1}, 16, 1024, 100, 20, 6e-4, 6e-5, 0.95, 0.1, 1.0, 0},
+    {"gpt2-774m", {50304, 1024, 36, 20, 1280, 1}, 8, 1024, 100, 20, 6e-4, 6e-5, 0.95, 0.1, 1.0, 0},
+    {"gpt2-1558m", {50304, 1024, 48, 25, 1600, 1}, 4, 1024, 100, 20, 6e-4, 6e-5, 0.95, 0.1, 1.0, 0},
 };
 enum { RECIPE_COUNT = sizeof RECIPES / sizeof *RECIPES };
 
 typedef struct options {
     const char *model, *tokens, *val_tokens, *text, *data_dir, *prompt, *init, *export, *export_dtype, *export_tokens;
     const char *device, *precision, *out;
-    int64_t steps, batch, length, warmup, seed, eval_every, sample, threads; /* -1: not given */
-    double lr, min_lr, weight_decay, clip;                                   /* likewise */
-    int64_t no_bias, in_order;
+    int64_t steps, batch, length, warmup, seed, eval_every, sample, recompute, threads; /* -1: not given */
+    double lr, min_lr, weight_decay, clip;                                              /* likewise */
+    int64_t no_bias, in_order, no_graph;
 } options;
 
 static const char HELP[] =
@@ -84,6 +85,9 @@ static const char HELP[] =
     "                    write the tokens of the text as a token file of llm.c's\n"
     "  --device D        cpu or cuda (default: cpu)\n"
     "  --precision P     fp32; with --device cuda also tf32, or bf16 with parameters in fp32 (default there: bf16)\n"
+    "  --recompute N     do not keep gelu's output in the first N blocks: backward makes it again (default: 1 of\n"
+    "                    gpt2-124m's, else 0)\n"
+    "  --no-graph        with --device cuda, launch every kernel in every step, not recorded ones as CUDA graphs\n"
     "  --threads N       default: one a core\n"
     "  --out DIR         write report.json there\n"
     "  --help            this text\n"
@@ -134,6 +138,8 @@ static options parse(int count, char **arguments)
         {"--export-tokens", TEXT, offsetof(options, export_tokens), 0, 0},
         {"--device", TEXT, offsetof(options, device), 0, 0},
         {"--precision", TEXT, offsetof(options, precision), 0, 0},
+        {"--recompute", WHOLE, offsetof(options, recompute), 0, INT32_MAX},
+        {"--no-graph", FLAG, offsetof(options, no_graph), 0, 0},
         {"--threads", WHOLE, offsetof(options, threads), 1, 1024},
         {"--out", TEXT, offsetof(options, out), 0, 0},
     };
@@ -148,6 +154,7 @@ static options parse(int count, char **arguments)
                  .warmup = -1,
                  .eval_every = -1,
                  .sample = 500,
+                 .recompute = -1,
                  .lr = -1,
                  .min_lr = -1,
                  .weight_decay = -1,
@@ -183,6 +190,8 @@ static options parse(int count, char **arguments)
         o.precision = strcmp(o.device, "cuda") == 0 ? "bf16" : "fp32";
     if (precision_of(&o) != GPT2_FP32 && strcmp(o.device, "cpu") == 0)
         app_fail("--precision %s needs a GPU: on the CPU take --precision fp32", o.precision);
+    if (o.no_graph && strcmp(o.device, "cpu") == 0)
+        app_fail("--no-graph: the CPU has no graphs: it is for --device cuda");
     if (strcmp(o.export_dtype, "fp32") != 0 && strcmp(o.export_dtype, "bf16") != 0)
         app_fail("--export-dtype %s is unknown: expected fp32 or bf16", o.export_dtype);
     if (o.tokens && o.text)
@@ -212,6 +221,7 @@ static recipe choose_recipe(const options *o)
     r.clip = o->clip > 0 ? o->clip : r.clip;
     r.steps = o->steps > 0 ? o->steps : r.steps;
     r.batch = o->batch > 0 ? o->batch : r.batch;
+    r.recomputed = o->recompute >= 0 ? o->recompute : r.recomputed;
     r.warmup = o->warmup >= 0 ? o->warmup : r.warmup < r.steps / 2 ? r.warmup : r.steps / 2;
     return r;
 }
@@ -569,11 +579,13 @@ static void write_report(const result *result, const gpt2_device *device, const 
     app_write_string(file, model_name(o, r), strlen(model_name(o, r)));
     fprintf(file,
             ", \"batch\": %lld, \"length\": %lld, \"steps\": %lld, \"lr\": %.17g, \"min_lr\": %.17g, \"warmup\": "
-            "%lld, \"beta2\": %.17g, \"weight_decay\": %.17g, \"clip\": %.17g, \"precision\": \"%s\", \"seed\": "
-            "%lld,\n  \"config\": {\"vocab_size\": %lld, \"block_size\": %lld, \"n_layer\": %lld, \"n_head\": %lld, "
+            "%lld, \"beta2\": %.17g, \"weight_decay\": %.17g, \"clip\": %.17g, \"precision\": \"%s\", "
+            "\"recomputed_blocks\": %lld, \"graph\": %s, \"seed\": %lld,\n"
+            "  \"config\": {\"vocab_size\": %lld, \"block_size\": %lld, \"n_layer\": %lld, \"n_head\": %lld, "
             "\"n_embd\": %lld, \"dropout\": 0.0, \"bias\": %s}, \"data\": ",
             (long long)r->batch, (long long)r->length, (long long)r->steps, r->lr, r->min_lr, (long long)r->warmup,
-            r->beta2, r->weight_decay, r->clip, o->precision, (long long)o->seed, (long long)r->config.vocab_size,
+            r->beta2, r->weight_decay, r->clip, o->precision, (long long)r->recomputed,
+            device->records ? "true" : "false", (long long)o->seed, (long long)r->config.vocab_size,
             (long long)r->config.block_size, (long long)r->config.layers, (long long)r->config.heads,
             (long long)r->config.features, r->config.bias ? "true" : "false");
     app_write_string(file, data, strlen(data));
@@ -655,10 +667,11 @@ int main(int count, char **arguments)
     if (!o.init)
         weights = gpt2_first_weights(&r.config, (uint64_t)o.seed);
     gpt2_device *device =
-        strcmp(o.device, "cpu") == 0 ? gpt2_open_cpu((int)o.threads) : gpt2_open_cuda(precision_of(&o));
+        strcmp(o.device, "cpu") == 0 ? gpt2_open_cpu((int)o.threads) : gpt2_open_cuda(precision_of(&o), !o.no_graph);
     const int64_t trained = r.batch * r.length;
-    gpt2_model *model = gpt2_make_model(
-        device, &weights, prompt && trained < r.config.block_size ? r.config.block_size : trained, r.steps + 1);
+    gpt2_model *model =
+        gpt2_make_model(device, &weights, prompt && trained < r.config.block_size ? r.config.block_size : trained,
+                        r.steps + 1, r.recomputed);
     app_free(weights.values);
     result result = train(device, model, &c, &r, &o);
     if (prompt && !result.diverged)

@@ -1,32 +1,37 @@
 #include "gpt2/model.h"
 
 #include <stddef.h>
-#include <string.h>
 
 #include "app.h"
 
 /* What backward takes from forward, one of each layer, and the gradients of activations. void *: of the device's
- * precision. */
+ * precision. Where a buffer's content has been used up, something else takes its place:
+ *
+ *   preactivation   of a layer, once gelu's gradient is there: the gradient of `projected`
+ *   hidden          likewise, once the gradient of the weight behind it is there: the gradient of `preactivation`; then
+ *                   the gradient of `sum1`, and room for attention's backward
+ *   gradients       but in backward: room for products, the head, which makes that of the token table, and the logits
+ */
 struct gpt2_model {
     gpt2_device *device;
     gpt2_weights layout;
-    int64_t rows; /* room */
+    int64_t rows;       /* room */
+    int64_t recomputed; /* of the first blocks, whose gelu's output backward makes again: they share one place */
     gpt2_span span;
     float *parameters, *gradients, *mean, *square;
+    gpt2_room room;
     int64_t *tokens, *targets;
-    void *embedded;                                /* [rows, features], which the first block adds to */
-    void *normed1, *projected, *mixed;             /* [layers, rows, ...] */
-    void *sum1, *normed2, *preactivation, *hidden; /* likewise */
-    void *sum2;                                    /* likewise */
-    float *logsumexp;                              /* likewise */
-    double *mean1, *mean2, *mean_last;             /* of the norms' rows */
+    void *embedded;                              /* [rows, features], which the first block adds to */
+    void *normed1, *projected, *mixed;           /* [layers, rows, ...] */
+    void *sum1, *normed2, *preactivation, *sum2; /* likewise */
+    void *hidden;                                /* likewise, of the layers that keep it */
+    float *logsumexp;                            /* [layers, rows, heads] */
+    double *mean1, *mean2, *mean_last;           /* of the norms' rows */
     float *rstd1, *rstd2, *rstd_last;
-    void *normed_last, *branch;     /* [rows, features] */
-    void *grad_a, *grad_b, *grad_c; /* [rows, features] */
-    void *grad_wide;                /* [rows, 4 * features] */
-    float *scratch_weight;          /* [vocab_size, features] */
+    void *temporary[2]; /* [rows, features], of many uses */
+    float *loss;        /* the last one */
     float *losses;
-    void *logits;
+    float *logits; /* [vocab_size] */
 };
 
 static float *floats(gpt2_device *device, int64_t count)
@@ -39,7 +44,10 @@ static void *activations(gpt2_device *device, int64_t count)
     return device->allocate(device, count * device->activation_bytes);
 }
 
-gpt2_model *gpt2_make_model(gpt2_device *device, const gpt2_weights *weights, int64_t rows, int64_t losses)
+static void set_room(gpt2_model *m);
+
+gpt2_model *gpt2_make_model(gpt2_device *device, const gpt2_weights *weights, int64_t rows, int64_t losses,
+                            int64_t recomputed)
 {
     const gpt2_config *c = &weights->config;
     const int64_t size = rows * c->features, all = c->layers * size;
@@ -48,10 +56,11 @@ gpt2_model *gpt2_make_model(gpt2_device *device, const gpt2_weights *weights, in
     m->layout = *weights;
     m->layout.values = NULL;
     m->rows = rows;
+    m->recomputed = recomputed < c->layers ? recomputed : c->layers;
     m->parameters = floats(device, weights->count);
     device->upload(device, m->parameters, weights->values, weights->count * (int64_t)sizeof(float));
     device->follow(device, m->parameters, &m->layout);
-    m->gradients = floats(device, weights->count);
+    set_room(m);
     m->mean = floats(device, weights->count);
     m->square = floats(device, weights->count);
     m->tokens = device->allocate(device, rows * (int64_t)sizeof(int64_t));
@@ -64,7 +73,7 @@ gpt2_model *gpt2_make_model(gpt2_device *device, const gpt2_weights *weights, in
     m->sum1 = activations(device, all);
     m->normed2 = activations(device, all);
     m->preactivation = activations(device, 4 * all);
-    m->hidden = activations(device, 4 * all);
+    m->hidden = activations(device, 4 * size * (m->recomputed < c->layers ? c->layers - m->recomputed : 1));
     m->sum2 = activations(device, all);
     m->mean1 = device->allocate(device, c->layers * rows * (int64_t)sizeof(double));
     m->mean2 = device->allocate(device, c->layers * rows * (int64_t)sizeof(double));
@@ -72,22 +81,18 @@ gpt2_model *gpt2_make_model(gpt2_device *device, const gpt2_weights *weights, in
     m->rstd1 = floats(device, c->layers * rows);
     m->rstd2 = floats(device, c->layers * rows);
     m->rstd_last = floats(device, rows);
-    m->normed_last = activations(device, size);
-    m->branch = activations(device, size);
-    m->grad_a = activations(device, size);
-    m->grad_b = activations(device, size);
-    m->grad_c = activations(device, size);
-    m->grad_wide = activations(device, 4 * size);
-    m->scratch_weight = floats(device, c->vocab_size * c->features);
+    for (int i = 0; i < 2; i++)
+        m->temporary[i] = activations(device, size);
+    m->loss = floats(device, 1);
     m->losses = floats(device, losses);
-    m->logits = activations(device, c->vocab_size);
+    m->logits = floats(device, c->vocab_size);
     return m;
 }
 
 /* Of a layer, in the parameters or their gradients; NULL for a bias that the model has not. */
 static float *tensor(const gpt2_model *m, float *values, gpt2_tensor t, int64_t layer)
 {
-    if (gpt2_is_bias(t) && !m->layout.config.bias)
+    if (!gpt2_has(&m->layout.config, t))
         return NULL;
     return values + m->layout.offset[t] + layer * gpt2_count(&m->layout.config, t);
 }
@@ -128,6 +133,18 @@ static gpt2_linear linear(const gpt2_model *m, gpt2_tensor weight, int64_t layer
     return l;
 }
 
+/* The gradients, and the room behind those of the token table: of what the head asks for, or of the other gradients. */
+static void set_room(gpt2_model *m)
+{
+    gpt2_linear head = linear(m, GPT2_TOKENS, 0);
+    head.rows = m->rows;
+    const int64_t first = m->layout.offset[GPT2_POSITIONS], bytes = m->device->head_bytes(m->device, &head);
+    const int64_t wanted = (bytes + (int64_t)sizeof(float) - 1) / (int64_t)sizeof(float);
+    const int64_t others = m->layout.count - first, count = wanted > others ? wanted : others;
+    m->gradients = floats(m->device, first + count);
+    m->room = (gpt2_room){m->gradients + first, count * (int64_t)sizeof(float)};
+}
+
 /* Number 0 and 1 of a layer, or with layer == layers the last one. */
 static gpt2_norm norm(const gpt2_model *m, int64_t layer, int number)
 {
@@ -144,17 +161,25 @@ static gpt2_norm norm(const gpt2_model *m, int64_t layer, int number)
                        .rstd = rstd + at(m, place, 1)};
 }
 
-/* Up to the last norm. */
-static void hidden_states(gpt2_model *m)
+/* A layer's rows of gelu's output. */
+static void *hidden_of(const gpt2_model *m, int64_t layer)
+{
+    const int64_t place = layer < m->recomputed ? 0 : layer - m->recomputed;
+    return on(m, m->hidden, at(m, place, 4 * m->layout.config.features));
+}
+
+/* Up to the last norm, whose output it returns. */
+static void *hidden_states(gpt2_model *m)
 {
     gpt2_device *const d = m->device;
     const gpt2_config *const c = &m->layout.config;
     const int64_t size = c->features;
-    void *x = on(m, m->embedded, at(m, 0, size));
+    void *x = on(m, m->embedded, at(m, 0, size)), *normed = on(m, m->normed1, at(m, 0, size));
+    void *const branch = m->temporary[0], *const last = m->temporary[1];
     d->embed_forward(d, x, parameter(m, GPT2_TOKENS, 0), parameter(m, GPT2_POSITIONS, 0), m->tokens + m->span.begin,
                      c->vocab_size, size, &m->span);
     const gpt2_norm first = norm(m, 0, 0);
-    d->norm_forward(d, on(m, m->normed1, at(m, 0, size)), NULL, x, NULL, &first);
+    d->norm_forward(d, normed, NULL, x, NULL, &first);
     for (int64_t layer = 0; layer < c->layers; layer++) {
         const int64_t narrow = at(m, layer, size), wide = at(m, layer, 4 * size);
         const gpt2_linear attention = linear(m, GPT2_ATTENTION_WEIGHT, layer);
@@ -162,19 +187,19 @@ static void hidden_states(gpt2_model *m)
         const gpt2_linear mlp = linear(m, GPT2_MLP_WEIGHT, layer), mlp_out = linear(m, GPT2_MLP_OUT_WEIGHT, layer);
         const gpt2_norm second = norm(m, layer, 1), next = norm(m, layer + 1, 0);
         void *const mixed = on(m, m->mixed, narrow), *const sum1 = on(m, m->sum1, narrow);
-        void *const normed2 = on(m, m->normed2, narrow), *const hidden = on(m, m->hidden, wide);
-        void *const normed =
-            layer + 1 < c->layers ? on(m, m->normed1, at(m, layer + 1, size)) : on(m, m->normed_last, at(m, 0, size));
-        d->linear_forward(d, on(m, m->projected, at(m, layer, 3 * size)), on(m, m->normed1, narrow), &attention);
+        void *const normed2 = on(m, m->normed2, narrow), *const hidden = hidden_of(m, layer);
+        d->linear_forward(d, on(m, m->projected, at(m, layer, 3 * size)), normed, &attention);
         d->attention_forward(d, mixed, m->logsumexp + at(m, layer, c->heads),
                              on(m, m->projected, layer * m->rows * 3 * size), c->heads, size, &m->span);
-        d->linear_forward(d, m->branch, mixed, &attention_out);
-        d->norm_forward(d, normed2, sum1, m->branch, x, &second);
-        d->linear_gelu_forward(d, hidden, on(m, m->preactivation, wide), normed2, &mlp);
-        d->linear_forward(d, m->branch, hidden, &mlp_out);
+        d->linear_forward(d, branch, mixed, &attention_out);
+        d->norm_forward(d, normed2, sum1, branch, x, &second);
+        d->linear_gelu_forward(d, hidden, on(m, m->preactivation, wide), normed2, &mlp, m->room);
+        d->linear_forward(d, branch, hidden, &mlp_out);
         x = on(m, m->sum2, narrow);
-        d->norm_forward(d, normed, x, m->branch, sum1, &next);
+        normed = layer + 1 < c->layers ? on(m, m->normed1, at(m, layer + 1, size)) : last;
+        d->norm_forward(d, normed, x, branch, sum1, &next);
     }
+    return normed;
 }
 
 void gpt2_load(gpt2_model *m, const int64_t *tokens, const int64_t *targets, int64_t batch, int64_t length)
@@ -188,75 +213,92 @@ void gpt2_load(gpt2_model *m, const int64_t *tokens, const int64_t *targets, int
 void gpt2_forward(gpt2_model *m, int64_t loss, int with_gradient)
 {
     gpt2_device *const d = m->device;
-    const gpt2_linear head = linear(m, GPT2_TOKENS, 0);
-    hidden_states(m);
-    d->head(d, m->losses + loss, with_gradient ? m->grad_a : NULL, gradient(m, GPT2_TOKENS, 0), m->grad_b,
-            m->scratch_weight, m->normed_last, m->targets, &head);
+    if (!with_gradient || d->begin(d, GPT2_FORWARD)) {
+        const gpt2_linear head = linear(m, GPT2_TOKENS, 0);
+        const void *const input = hidden_states(m);
+        d->head(d, m->loss, with_gradient ? m->temporary[0] : NULL, gradient(m, GPT2_TOKENS, 0), input, m->targets,
+                &head, m->room);
+        if (with_gradient)
+            d->end(d);
+    }
+    d->copy(d, m->losses + loss, m->loss, sizeof *m->loss);
 }
 
-/* But for the MLP's first layer, whose bias has its gradient from gelu's. */
-static void linear_backward(gpt2_model *m, void *grad_input, const void *grad_output, const void *input,
-                            gpt2_tensor weight, int64_t layer)
-{
-    const gpt2_linear l = linear(m, weight, layer);
-    m->device->linear_backward(m->device, grad_input, gradient(m, weight, layer),
-                               weight == GPT2_MLP_WEIGHT ? NULL : gradient(m, weight + 1, layer), grad_output, input,
-                               &l);
-}
-
+/* grad_bias_before: of the bias that was added to `input` last. */
 static void norm_backward(gpt2_model *m, void *grad_input, const void *grad_output, const void *grad_sum,
-                          const void *input, int64_t layer, int number)
+                          const void *input, int64_t layer, int number, float *grad_bias_before)
 {
     const gpt2_norm n = norm(m, layer, number);
     const int last = layer == m->layout.config.layers;
     const gpt2_tensor weight = last ? GPT2_NORM_WEIGHT : number ? GPT2_NORM2_WEIGHT : GPT2_NORM1_WEIGHT;
     m->device->norm_backward(m->device, grad_input, gradient(m, weight, last ? 0 : layer),
-                             gradient(m, weight + 1, last ? 0 : layer), grad_output, grad_sum, input, &n);
+                             gradient(m, weight + 1, last ? 0 : layer), grad_bias_before, grad_output, grad_sum, input,
+                             &n);
+}
+
+/* grad: of the block's output, and then of its input; in branch is room. */
+static void block_backward(gpt2_model *m, int64_t layer, void *grad, void *branch)
+{
+    gpt2_device *const d = m->device;
+    const gpt2_config *const c = &m->layout.config;
+    const int64_t size = c->features, narrow = at(m, layer, size);
+    const gpt2_linear attention = linear(m, GPT2_ATTENTION_WEIGHT, layer);
+    const gpt2_linear attention_out = linear(m, GPT2_ATTENTION_OUT_WEIGHT, layer);
+    const gpt2_linear mlp = linear(m, GPT2_MLP_WEIGHT, layer), mlp_out = linear(m, GPT2_MLP_OUT_WEIGHT, layer);
+    const void *const x = layer > 0 ? on(m, m->sum2, at(m, layer - 1, size)) : m->embedded;
+    const void *const normed1 = on(m, m->normed1, narrow), *const normed2 = on(m, m->normed2, narrow);
+    const void *const mixed = on(m, m->mixed, narrow);
+    void *const hidden = hidden_of(m, layer), *const preactivation = on(m, m->preactivation, at(m, layer, 4 * size));
+    float *const grad_mixed_bias = gradient(m, GPT2_ATTENTION_OUT_BIAS, layer);
+
+    if (layer < m->recomputed)
+        d->gelu_forward(d, hidden, preactivation, mlp.rows * mlp.out_features);
+    d->linear_backward_weight(d, gradient(m, GPT2_MLP_OUT_WEIGHT, layer), grad, hidden, &mlp_out);
+    void *const grad_preactivation = hidden; /* from here on */
+    d->gelu_linear_backward(d, grad_preactivation, gradient(m, GPT2_MLP_BIAS, layer), grad, preactivation, &mlp_out);
+    d->linear_backward_input(d, branch, grad_preactivation, &mlp);
+    d->linear_backward_weight(d, gradient(m, GPT2_MLP_WEIGHT, layer), grad_preactivation, normed2, &mlp);
+    /* The last quarter of what is free now; the rest is room. */
+    const int64_t three_quarters = mlp.rows * 3 * size;
+    const gpt2_room free_room = {hidden, three_quarters * d->activation_bytes};
+    void *const grad_sum1 = on(m, hidden, three_quarters);
+    norm_backward(m, grad_sum1, branch, grad, on(m, m->sum1, narrow), layer, 1, grad_mixed_bias);
+
+    d->linear_backward_input(d, branch, grad_sum1, &attention_out);
+    d->linear_backward_weight(d, gradient(m, GPT2_ATTENTION_OUT_WEIGHT, layer), grad_sum1, mixed, &attention_out);
+    void *const grad_projected = preactivation; /* from here on */
+    d->attention_backward(d, grad_projected, branch, on(m, m->projected, at(m, layer, 3 * size)), mixed,
+                          m->logsumexp + at(m, layer, c->heads), c->heads, size, &m->span, free_room);
+    if (c->bias)
+        d->attention_bias_backward(d, gradient(m, GPT2_ATTENTION_BIAS, layer), grad_projected, grad_mixed_bias,
+                                   &attention_out);
+    d->linear_backward_input(d, branch, grad_projected, &attention);
+    d->linear_backward_weight(d, gradient(m, GPT2_ATTENTION_WEIGHT, layer), grad_projected, normed1, &attention);
+    norm_backward(m, grad, branch, grad_sum1, x, layer, 0,
+                  layer > 0 ? gradient(m, GPT2_MLP_OUT_BIAS, layer - 1) : NULL);
 }
 
 void gpt2_backward(gpt2_model *m)
 {
     gpt2_device *const d = m->device;
     const gpt2_config *const c = &m->layout.config;
-    const int64_t size = c->features, last = c->layers - 1;
-    /* grad_a has the gradient of the last norm's output; from here on `grad` is that of the sum between the blocks, and
-     * `other` is free. */
-    void *const grad = m->grad_b, *const other = m->grad_c, *const branch = m->grad_a;
-    norm_backward(m, grad, branch, NULL, on(m, m->sum2, at(m, last, size)), c->layers, 0);
-    for (int64_t layer = last; layer >= 0; layer--) {
-        const int64_t narrow = at(m, layer, size), wide = at(m, layer, 4 * size);
-        const void *const x = layer > 0 ? on(m, m->sum2, at(m, layer - 1, size)) : m->embedded;
-        void *const mixed = on(m, m->mixed, narrow);
-        linear_backward(m, m->grad_wide, grad, on(m, m->hidden, wide), GPT2_MLP_OUT_WEIGHT, layer);
-        d->gelu_backward(d, m->grad_wide, gradient(m, GPT2_MLP_BIAS, layer), on(m, m->preactivation, wide),
-                         span_rows(m), 4 * size);
-        linear_backward(m, branch, m->grad_wide, on(m, m->normed2, narrow), GPT2_MLP_WEIGHT, layer);
-        norm_backward(m, other, branch, grad, on(m, m->sum1, narrow), layer, 1);
-        linear_backward(m, branch, other, mixed, GPT2_ATTENTION_OUT_WEIGHT, layer);
-        d->attention_backward(d, m->grad_wide, branch, on(m, m->projected, at(m, layer, 3 * size)), mixed,
-                              m->logsumexp + at(m, layer, c->heads), c->heads, size, &m->span);
-        linear_backward(m, branch, m->grad_wide, on(m, m->normed1, narrow), GPT2_ATTENTION_WEIGHT, layer);
-        norm_backward(m, grad, branch, other, x, layer, 0);
-    }
-    d->embed_backward(d, gradient(m, GPT2_TOKENS, 0), gradient(m, GPT2_POSITIONS, 0), m->scratch_weight, grad,
-                      m->tokens, c->vocab_size, c->block_size, size, &m->span);
+    if (!d->begin(d, GPT2_BACKWARD))
+        return;
+    /* The first has the gradient of the last norm's output, and is free from then on. */
+    void *const branch = m->temporary[0], *const grad = m->temporary[1];
+    norm_backward(m, grad, branch, NULL, on(m, m->sum2, at(m, c->layers - 1, c->features)), c->layers, 0,
+                  gradient(m, GPT2_MLP_OUT_BIAS, c->layers - 1));
+    for (int64_t layer = c->layers - 1; layer >= 0; layer--)
+        block_backward(m, layer, grad, branch);
+    d->embed_backward(d, gradient(m, GPT2_TOKENS, 0), gradient(m, GPT2_POSITIONS, 0), grad, m->tokens, c->vocab_size,
+                      c->block_size, c->features, &m->span);
+    d->end(d);
 }
 
 void gpt2_step(gpt2_model *m, const gpt2_update *update)
 {
-    gpt2_device *const d = m->device;
-    cuda_ops_adam_options options = {
-        .lr = update->lr, .beta1 = 0.9, .beta2 = update->beta2, .eps = 1e-8, .decoupled = 1};
-    d->clip(d, m->gradients, m->layout.count, update->clip);
-    for (int t = 0; t < GPT2_TENSORS; t++) {
-        if (gpt2_is_bias(t) && !m->layout.config.bias)
-            continue;
-        options.weight_decay = gpt2_is_matrix(t) ? update->weight_decay : 0.0;
-        const int64_t offset = m->layout.offset[t];
-        d->adamw(d, m->parameters + offset, m->gradients + offset, m->mean + offset, m->square + offset,
-                 gpt2_layers(&m->layout.config, t) * gpt2_count(&m->layout.config, t), update->step, &options);
-    }
-    d->follow(d, m->parameters, &m->layout);
+    const gpt2_state state = {&m->layout, m->parameters, m->gradients, m->mean, m->square};
+    m->device->update(m->device, &state, update);
 }
 
 void gpt2_losses(gpt2_model *m, float *losses, int64_t begin, int64_t end)
@@ -270,20 +312,11 @@ void gpt2_logits(gpt2_model *m, float *logits, const int64_t *tokens, int64_t be
     const gpt2_config *const c = &m->layout.config;
     m->span = (gpt2_span){1, begin, end};
     d->upload(d, m->tokens + begin, tokens + begin, (end - begin) * (int64_t)sizeof *tokens);
-    hidden_states(m);
+    void *const states = hidden_states(m);
     gpt2_linear head = linear(m, GPT2_TOKENS, 0);
     head.rows = 1;
-    d->linear_forward(d, m->logits, on(m, m->normed_last, (end - 1) * c->features), &head);
-    d->download(d, logits, m->logits, c->vocab_size * d->activation_bytes);
-    if (d->activation_bytes == sizeof(float))
-        return;
-    /* From the last on, in place: bfloat16 is the upper half of a float32. */
-    for (int64_t i = c->vocab_size - 1; i >= 0; i--) {
-        uint16_t upper;
-        memcpy(&upper, (const char *)logits + i * (int64_t)sizeof upper, sizeof upper);
-        const uint32_t bits = (uint32_t)upper << 16;
-        memcpy(logits + i, &bits, sizeof bits);
-    }
+    d->logits(d, m->logits, on(m, states, (end - begin - 1) * c->features), &head, m->room);
+    d->download(d, logits, m->logits, c->vocab_size * (int64_t)sizeof *logits);
 }
 
 gpt2_weights gpt2_weights_of(gpt2_model *m)

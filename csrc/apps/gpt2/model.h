@@ -8,17 +8,16 @@
 
 typedef struct gpt2_model gpt2_model;
 
-/* With room for `rows` tokens at a time (batch times length), and losses of `losses` calls. `weights` are copied. */
-gpt2_model *gpt2_make_model(gpt2_device *device, const gpt2_weights *weights, int64_t rows, int64_t losses);
+/* With room for `rows` tokens at a time (batch times length), and losses of `losses` calls. `weights` are copied. The
+ * first `recomputed` blocks do not keep gelu's output for backward, which makes it again. */
+gpt2_model *gpt2_make_model(gpt2_device *device, const gpt2_weights *weights, int64_t rows, int64_t losses,
+                            int64_t recomputed);
 
-/* The phases of a step, to be called in this order. Tokens and targets are [batch, length], in the host's memory. */
+/* The phases of a step, to be called in this order; batch and length are the same in all steps. Tokens
+ * and targets are [batch, length], in the host's memory. */
 void gpt2_load(gpt2_model *model, const int64_t *tokens, const int64_t *targets, int64_t batch, int64_t length);
 void gpt2_forward(gpt2_model *model, int64_t loss, int with_gradient);
 void gpt2_backward(gpt2_model *model);
-typedef struct gpt2_update {
-    int64_t step; /* from 1 on */
-    double lr, beta2, weight_decay, clip;
-} gpt2_update;
 void gpt2_step(gpt2_model *model, const gpt2_update *update);
 
 /* Of calls [begin, end), into the host's memory. */

@@ -56,6 +56,7 @@ cuda_ops_status cuda_ops_cross_entropy_forward_cuda(void *losses, void *statisti
                                                     int64_t ignore_index, double label_smoothing,
                                                     cuda_ops_reduction reduction, cuda_ops_dtype dtype,
                                                     cuda_ops_stream stream);
+/* Without probabilities, grad_input may be input. */
 cuda_ops_status cuda_ops_cross_entropy_backward_cuda(void *grad_input, const void *grad_output, const void *input,
                                                      const int64_t *target, const void *probabilities,
                                                      const void *weight, const void *statistics,

@@ -72,7 +72,7 @@ cuda_ops_status cuda_ops_linear_cross_entropy_cuda(void *losses, void *total_wei
                                                    cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
 /* output[i] = input[i] * grad_output, divided by total_weight for a mean, for the three gradients (an output of NULL is
  * left out); a zero stays zero. The outputs for weight and bias are of parameter_dtype. grad_output: one element of
- * parameter_dtype. */
+ * parameter_dtype. An output may be its input where they are of one type, here and on the CPU. */
 cuda_ops_status cuda_ops_linear_cross_entropy_scale_cuda(void *output_input, void *output_weight, void *output_bias,
                                                          const void *grad_input, const void *grad_weight,
                                                          const void *grad_bias, const void *grad_output,
