@@ -60,7 +60,7 @@ static const ConvPath PATHS[] = {
      "conv2d_sm90_kernel conv2d_sm90_backward_input_strided_kernel conv2d_sm90_cluster_kernel", conv2d_sm90_supports,
      sm90_is_fast, conv2d_applies_relu, conv2d_sm90_workspace, conv2d_sm90},
     {CUDA_OPS_CONV2D_MMA, "mma", "conv2d/mma/", "conv2d_mma_forward_kernel conv2d_mma_backward_weight_kernel",
-     conv2d_mma_supports, nullptr, nullptr, conv2d_mma_workspace, conv2d_mma},
+     conv2d_mma_supports, nullptr, conv2d_applies_relu, conv2d_mma_workspace, conv2d_mma},
     {CUDA_OPS_CONV2D_PADDED, "padded", "conv2d/padded.cu",
      "conv2d_pad_channels_last_kernel conv2d_pad_channels_contiguous_kernel", conv2d_padded_supports,
      conv2d_padded_is_fast, nullptr, conv2d_padded_workspace, conv2d_padded},
