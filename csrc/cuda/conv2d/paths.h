@@ -29,7 +29,8 @@ typedef Device ConvDevice;
 //   supports   whether it can compute this product, or why not. Alignment is read from the call's pointers; NULL, where only the
 //              sizes are asked about, counts as aligned. Only simt's is asked about sizes of 0.
 //   is_fast    whether to prefer it to the rows below, of what it supports; a NULL function: always.
-//   applies    whether forward's epilogue applies the sizes' activation, which is not NONE; a NULL function: it has none.
+//   applies    whether forward's epilogue applies the sizes' activation, which is not NONE; a NULL function: it has
+//              none.
 //   workspace  bytes, aligned to 256; a NULL function: none.
 //   launch     the product; CUDA_OPS_INVALID_ARGUMENT where it cannot after all, and then the next row is tried.
 struct ConvPath {
