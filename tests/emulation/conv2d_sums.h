@@ -65,8 +65,6 @@ static inline double activated(double x, int activation)
         return fmax(x, 0);
     case CUDA_OPS_CONV2D_RELU6:
         return fmin(fmax(x, 0), 6);
-    case CUDA_OPS_CONV2D_SILU:
-        return x / (1 + exp(-x));
     case CUDA_OPS_CONV2D_HARDSWISH:
         return x * fmin(fmax(x + 3, 0), 6) / 6;
     default:

@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
                         sum[i][j][e] += bias[channel_of<sizeof(T)>(j, t, e % 2)];
-                    conv2d_activate<T>(sum[i][j], p.activation);
+                    conv2d_activate(sum[i][j], p.activation);
                 }
             const auto output_of = [&](int pixel, int j, int e) {
                 return store_from_accumulate<T>(sum[pixel / 2][j][pixel % 2 * 2 + e]);
