@@ -203,6 +203,15 @@ def _conv2d(ask, a):
     yield from _conv2d_products(ask, a, products, input, weight, input.shape, size, stride, padding, dilation)
 
 
+def _conv_bn_act(ask, a):
+    from .ops.conv2d import output_size
+
+    input, weight, stride, padding, dilation = _image_of(a, "conv_bn_act")
+    size = output_size(input.shape, weight.shape, stride, padding, dilation)
+    products = {"forward": 0}
+    yield from _conv2d_products(ask, a, products, input, weight, input.shape, size, stride, padding, dilation)
+
+
 def _conv_transpose2d(ask, a):
     from ._arguments import pair
 
@@ -619,6 +628,7 @@ DESCRIBED = {
     "conv2d": _conv2d,
     "conv_transpose1d": _of_rows(_conv_transpose2d),
     "conv_transpose2d": _conv_transpose2d,
+    "conv_bn_act": _conv_bn_act,
     "conv_bn_relu_pool": _conv_bn_relu_pool,
     "cross_entropy": _cross_entropy,
     "cumsum": _cumsum,

@@ -80,7 +80,7 @@ def register_formulas(flop_counter):
         with_input, with_weight = args[-3:-1]
         return 2 * prod(input) * weight[0] * (1 + with_input + with_weight)
 
-    @register("conv1d_forward", "conv2d_forward")
+    @register("conv1d_forward", "conv2d_forward", "conv_bn_act_inference")
     def _(input, weight, *args, out_shape=None):
         return convolution(input, weight, out_shape)
 

@@ -98,6 +98,12 @@ def example_calls(make):
         "concat": (((make(3, 4), make(2, 4)),), torch.cat),
         "conv1d": ((make(1, 2, 5), make(3, 2, 3), make(3)), F.conv1d),
         "conv2d": ((make(1, 2, 5, 5), make(3, 2, 3, 3), make(3)), F.conv2d),
+        "conv_bn_act": (
+            (make(1, 2, 5, 5), make(3, 2, 3, 3), make(3), mean[:3], var[:3], weight[:3], bias[:3], "silu"),
+            lambda input, kernel, add, mean, var, weight, bias, name: F.silu(
+                F.batch_norm(F.conv2d(input, kernel, add), mean, var, weight, bias)
+            ),
+        ),
         "conv_bn_relu_pool": (
             (make(2, 2, 6, 6), make(3, 2, 3, 3), make(3), mean[:3], var[:3], weight[:3], bias[:3]),
             None,

@@ -28,6 +28,7 @@ from .ops.bincount import bincount
 from .ops.concat import cat, concat
 from .ops.conv1d import conv1d
 from .ops.conv2d import conv2d
+from .ops.conv_bn_act import conv_bn_act
 from .ops.conv_bn_relu_pool import conv_bn_relu_pool
 from .ops.conv_transpose1d import conv_transpose1d
 from .ops.conv_transpose2d import conv_transpose2d
@@ -111,6 +112,7 @@ __all__ = [
     "concat",
     "conv1d",
     "conv2d",
+    "conv_bn_act",
     "conv_bn_relu_pool",
     "conv_transpose1d",
     "conv_transpose2d",

@@ -306,7 +306,10 @@ def test_hooks_between_a_norm_and_its_activation_are_called(monkeypatch):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("run", ["conv_bn_relu_pool", "linear_gelu", "add_layer_norm", "batch_norm_act"])
+RUNS = ["conv_bn_relu_pool", "linear_gelu", "add_layer_norm", "batch_norm_act", "conv_bn_act"]
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_writing_into_what_comes_out_of_a_run(run):
     """Where PyTorch's layers have not saved it for their gradients, neither have the fused ones."""
 
@@ -321,7 +324,8 @@ def test_writing_into_what_comes_out_of_a_run(run):
     models = {
         "conv_bn_relu_pool": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2)),
         "linear_gelu": lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()),
-        "batch_norm_act": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.SiLU()),
+        "batch_norm_act": lambda: nn.Sequential(nn.BatchNorm2d(1), nn.SiLU()),
+        "conv_bn_act": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.SiLU()),
         "add_layer_norm": Sum,
     }
     torch.manual_seed(0)

@@ -27,29 +27,29 @@ def classifier(name, **arguments):
 
 # Small members of torchvision's families. (Where batches are normalised over a handful of values, rounding is
 # multiplied a thousandfold at each layer: images are as large as that takes.)
-RESNET = ["batch_norm_act", "conv_bn_relu_pool"]
+RESNET = ["batch_norm_act", "conv_bn_act", "conv_bn_relu_pool"]
 CLASSIFIERS = {
     "densenet": (
         lambda: small("densenet", "DenseNet", growth_rate=8, block_config=(2, 2), num_init_features=16),
         64,
-        ["batch_norm_act", "conv_bn_relu_pool", "relu"],
+        ["batch_norm_act", "conv_bn_act", "conv_bn_relu_pool", "relu"],
     ),
-    "efficientnet_b0": (lambda: classifier("efficientnet_b0"), 96, ["batch_norm_act"]),
-    "mnasnet0_5": (lambda: classifier("mnasnet0_5"), 96, ["batch_norm_act"]),
-    "mobilenet_v3_small": (lambda: classifier("mobilenet_v3_small"), 96, ["batch_norm_act"]),
+    "efficientnet_b0": (lambda: classifier("efficientnet_b0"), 96, ["conv_bn_act"]),
+    "mnasnet0_5": (lambda: classifier("mnasnet0_5"), 96, ["conv_bn_act"]),
+    "mobilenet_v3_small": (lambda: classifier("mobilenet_v3_small"), 96, ["conv_bn_act"]),
     "resnet18": (lambda: small("resnet", "ResNet", "BasicBlock", [1, 1, 1, 1]), 64, RESNET),
     "resnext": (
         lambda: small("resnet", "ResNet", "Bottleneck", [1, 1], groups=4, width_per_group=4),
         64,
         RESNET,
     ),
-    "shufflenet_v2_x0_5": (lambda: classifier("shufflenet_v2_x0_5"), 96, []),
+    "shufflenet_v2_x0_5": (lambda: classifier("shufflenet_v2_x0_5"), 96, ["conv_bn_act"]),
     "squeezenet1_1": (lambda: classifier("squeezenet1_1"), 64, []),
-    "vgg11_bn": (lambda: small_vgg(), 32, ["conv_bn_relu_pool", "linear_relu"]),
+    "vgg11_bn": (lambda: small_vgg(), 32, ["conv_bn_act", "conv_bn_relu_pool", "linear_relu"]),
     "convnext": (lambda: small_convnext(), 32, ["linear_gelu"]),
     "swin_t": (lambda: small_swin(), 32, ["linear_gelu", "add_layer_norm"]),
     "vit": (lambda: small_vit(), 32, ["linear_gelu", "add_layer_norm"]),
-    "googlenet": (lambda: inception_block(), 32, ["batch_norm_act"]),
+    "googlenet": (lambda: inception_block(), 32, ["conv_bn_act"]),
 }
 
 

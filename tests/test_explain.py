@@ -304,6 +304,7 @@ def test_what_multi_head_attention_is_made_of():
 CALLS = [
     ("conv2d", (meta(4, 8, 9, 9), meta(8, 8, 3, 3))),
     ("conv2d", (meta(4, 8, 9, 9, channels_last=True, **half), meta(8, 8, 1, 1, **half))),
+    ("conv_bn_act", (meta(4, 8, 9, 9), meta(8, 8, 1, 1))),
     ("conv_bn_relu_pool", (meta(4, 8, 8, 8), meta(8, 8, 3, 3))),
     ("batch_norm", (meta(4, 8, 9, 9),)),
     ("batch_norm_act", (meta(4, 8, 9, 9),)),

@@ -279,6 +279,14 @@ static Tensor forward_inference(const char *op, const Tensor &input, const std::
     return output;
 }
 
+Tensor batch_norm_act_inference(const char *op, const Tensor &input, const std::optional<Tensor> &weight,
+                                const std::optional<Tensor> &bias, const Tensor &running_mean,
+                                const Tensor &running_var, std::optional<std::string_view> activation, double eps)
+{
+    Epilogue epilogue(op, std::nullopt, activation, input);
+    return forward_inference(op, input, weight, bias, activation ? &epilogue : nullptr, running_mean, running_var, eps);
+}
+
 static Tensor batch_norm_forward_inference(const Tensor &input, const std::optional<Tensor> &weight,
                                            const std::optional<Tensor> &bias, const Tensor &running_mean,
                                            const Tensor &running_var, double eps)

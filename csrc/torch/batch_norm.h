@@ -1,4 +1,4 @@
-// What the glue of batch_norm and of concat_batch_norm_act shares: a layer's parameters, and its activation by name.
+// What batch_norm's glue shares with that of fused ops: a layer's parameters, its activation by name, and inference.
 #pragma once
 
 #include <limits>
@@ -62,5 +62,10 @@ inline cuda_ops_batch_norm_epilogue batch_norm_epilogue(const char *op, std::opt
                           *activation, "'");
     return epilogue;
 }
+
+// f(batch_norm(input)) by running statistics; activation: as batch_norm_act takes it.
+Tensor batch_norm_act_inference(const char *op, const Tensor &input, const std::optional<Tensor> &weight,
+                                const std::optional<Tensor> &bias, const Tensor &running_mean,
+                                const Tensor &running_var, std::optional<std::string_view> activation, double eps);
 
 } // namespace cuda_ops

@@ -143,7 +143,7 @@ static int allow_tf32(const Tensor &tensor)
     return tensor.is_cuda() && tensor.scalar_type() == at::kFloat && at::globalContext().allowTF32CuDNN();
 }
 
-int64_t conv2d_winograd_tile(const char *op)
+int conv2d_winograd_tile(const char *op)
 {
     const char *const value = std::getenv("CUDA_OPS_CONV2D_WINOGRAD");
     if (!value || !*value)
@@ -153,7 +153,7 @@ int64_t conv2d_winograd_tile(const char *op)
     return *value - '0';
 }
 
-static int64_t winograd_tile(const char *op, const Tensor &tensor)
+static int winograd_tile(const char *op, const Tensor &tensor)
 {
     return tensor.is_cuda() && tensor.scalar_type() == at::kFloat ? conv2d_winograd_tile(op) : 0;
 }
@@ -186,6 +186,7 @@ static int forced_path(const char *op)
 struct CudaPlan {
     bool wants_channels_last; // images that are not channels_last are copied to it, and the result back
     bool is_possible;         // by the forced path
+    bool applies;             // the sizes' activation, in its epilogue
     size_t workspace_bytes;
 };
 
@@ -207,6 +208,7 @@ static CudaPlan plan_of(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &
     const CudaPlan plan{
         cuda_ops_conv2d_wants_channels_last_cuda(pass, &sizes, dtype, path, nullptr) != 0,
         path == CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, &sizes, dtype, path) == path,
+        sizes.activation == CUDA_OPS_CONV2D_NONE || cuda_ops_conv2d_applies_cuda(&sizes, dtype, path) != 0,
         cuda_ops_conv2d_workspace_cuda(pass, &sizes, dtype, path),
     };
     if (plans.size() >= 1024) // sizes keep changing: plans are not reused
@@ -318,7 +320,7 @@ static bool takes_halves(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes 
 }
 
 Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
-                      const Conv2dParameters &parameters, bool channels_last)
+                      const Conv2dParameters &parameters, bool channels_last, cuda_ops_conv2d_activation activation)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_like(op, "weight", weight, "input", input);
@@ -341,10 +343,16 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
         run_on_cuda.emplace(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, input);
         if (input.numel() > 0 && run_on_cuda->plan.wants_channels_last) {
             const Tensor x = relaid(op, input, at::MemoryFormat::ChannelsLast);
-            return relaid(op, conv2d_forward(op, x, weight, bias, parameters, true), memory_format(channels_last));
+            return relaid(op, conv2d_forward(op, x, weight, bias, parameters, true, activation),
+                          memory_format(channels_last));
+        }
+        if (activation != CUDA_OPS_CONV2D_NONE) { // which has no part in the question before
+            sizes.activation = activation;
+            run_on_cuda.emplace(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, input);
         }
     }
 #endif
+    TORCH_INTERNAL_ASSERT(input.is_cuda() || activation == CUDA_OPS_CONV2D_NONE);
     const Tensor x = dense_image(input), w = dense_image(weight), b = bias ? bias->contiguous() : Tensor();
     Tensor output = empty({sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width},
                           x.options().memory_format(memory_format(sizes.output_channels_last)));
@@ -373,6 +381,34 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
                                            bias_data, &sizes, begin, end, run.workspace(), dtype);
     });
     return output;
+}
+
+bool conv2d_applies(const char *op, const Tensor &input, const Tensor &weight, const Conv2dParameters &parameters,
+                    bool channels_last, cuda_ops_conv2d_activation activation)
+{
+    if (activation == CUDA_OPS_CONV2D_NONE)
+        return true;
+    if (!input.is_cuda())
+        return false;
+#ifdef CUDA_OPS_WITH_CUDA
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    cuda_ops_conv2d_sizes sizes = check_conv2d_sizes(op, input.sizes(), weight.sizes(), parameters);
+    sizes.input_channels_last = is_channels_last(input);
+    sizes.weight_channels_last = is_channels_last(weight);
+    sizes.output_channels_last = channels_last;
+    sizes.allow_tf32 = allow_tf32(input);
+    sizes.winograd = winograd_tile(op, input);
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    if (CudaRun(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, input).plan.wants_channels_last)
+        sizes.input_channels_last = sizes.output_channels_last = 1;
+    sizes.activation = activation;
+    // Plans are those of aligned tensors.
+    const bool is_aligned = reinterpret_cast<uintptr_t>(input.const_data_ptr()) % 16 == 0;
+    return is_aligned && CudaRun(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, input).plan.applies;
+#else
+    (void)op, (void)weight, (void)parameters, (void)channels_last;
+    return false;
+#endif
 }
 
 Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Tensor &weight, IntArrayRef input_size,

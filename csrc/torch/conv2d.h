@@ -37,12 +37,16 @@ void check_conv2d_parameters(const char *op, size_t axes, const Conv2dParameters
 
 // The largest tile of output that float32 may be computed in by Winograd's algorithm on CUDA: the environment's
 // CUDA_OPS_CONV2D_WINOGRAD, read at each call; 4 without it, since PyTorch's own convolutions take it too.
-int64_t conv2d_winograd_tile(const char *op);
+int conv2d_winograd_tile(const char *op);
 
 // `op` is the name in error messages. All tensors are of one dtype and device. bias of backward_input, which makes it
 // a transposed convolution: contiguous, a value for each channel of grad_input, or undefined.
 Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
-                      const Conv2dParameters &parameters, bool channels_last);
+                      const Conv2dParameters &parameters, bool channels_last,
+                      cuda_ops_conv2d_activation activation = CUDA_OPS_CONV2D_NONE);
+// Whether conv2d_forward of such an input and weight, of whatever dtype the latter is now, takes that activation.
+bool conv2d_applies(const char *op, const Tensor &input, const Tensor &weight, const Conv2dParameters &parameters,
+                    bool channels_last, cuda_ops_conv2d_activation activation);
 Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Tensor &weight,
                              at::IntArrayRef input_size, bool channels_last, const Conv2dParameters &parameters,
                              const Tensor &bias = Tensor());

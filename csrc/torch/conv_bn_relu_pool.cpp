@@ -106,7 +106,7 @@ static Plan plan_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
     plan.sizes.conv.allow_tf32 = cuda && dtype == CUDA_OPS_FLOAT32 && allows_tf32();
     // Of Winograd's algorithms that one whose rounding errors are about those of sums as they stand.
     plan.sizes.conv.winograd =
-        cuda && dtype == CUDA_OPS_FLOAT32 ? std::min<int64_t>(conv2d_winograd_tile("conv_bn_relu_pool"), 2) : 0;
+        cuda && dtype == CUDA_OPS_FLOAT32 ? std::min(conv2d_winograd_tile("conv_bn_relu_pool"), 2) : 0;
     plan.sizes.conv.output_channels_last = problem.pool.channels_last;
     plan.cuda.keeps_conv_output = plan.cuda.keeps_maximum = plan.cuda.makes_grad_input = 1;
     plan.cuda.statistics = 2 * problem.conv.out_channels;

@@ -95,12 +95,14 @@ static cuda_ops_conv2d_sizes conv2d_sizes_of(int64_t pass, at::ScalarType type, 
     TORCH_CHECK(sizes.size() == 17 && channels_last.size() == 3 && 0 <= pass && pass < 3,
                 "conv2d_paths: expected pass to be 0 to 2, and 17 sizes and 3 formats");
     cuda_ops_conv2d_sizes s{};
+    int64_t winograd = 0;
     int64_t *const fields[] = {&s.batch,          &s.groups,       &s.in_channels, &s.in_height,     &s.in_width,
                                &s.out_channels,   &s.out_height,   &s.out_width,   &s.kernel_height, &s.kernel_width,
                                &s.stride_height,  &s.stride_width, &s.padding_top, &s.padding_left,  &s.dilation_height,
-                               &s.dilation_width, &s.winograd};
+                               &s.dilation_width, &winograd};
     for (size_t i = 0; i < sizes.size(); i++)
         *fields[i] = sizes[i];
+    s.winograd = static_cast<int>(std::clamp<int64_t>(winograd, 0, 4));
     s.input_channels_last = channels_last[0] != 0;
     s.weight_channels_last = channels_last[1] != 0;
     s.output_channels_last = channels_last[2] != 0;

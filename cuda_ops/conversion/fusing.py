@@ -16,6 +16,7 @@ from ..ops._pool2d import pair_or_kernel
 from ..ops.batch_norm import module_arguments
 from ..ops.batch_norm_act import batch_norm_act_module
 from ..ops.concat_batch_norm_act import concat_batch_norm_act
+from ..ops.conv_bn_act import conv_bn_act_modules
 from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
 from . import layers
 from .layers import Functions, takes
@@ -99,6 +100,28 @@ def batch_norm_act(input: Tensor, norm, activation, residual: Tensor | None = No
     if residual is not None:
         output = output.add_(residual) if inplace else output + residual
     return getattr(Functions, name)(output) if name is activation else activation(output)
+
+
+def conv_bn_act(input: Tensor, conv, norm, activation=None) -> Tensor:
+    """activation(norm(conv(input))), whose norm is folded into the convolution in evaluation without gradients.
+    `activation`: a layer, the name of a function, or None."""
+    letter = LETTER_OF.get(type(activation), "-")
+    name = activation if type(activation) is str else ACTIVATIONS.get(letter)
+    if (
+        takes(input)
+        and input.dim() == 4
+        and not norm.training
+        and not (torch.is_grad_enabled() or torch.jit.is_tracing())  # as for conv_bn_relu_pool
+        and is_plain(conv, "c")
+        and is_plain(norm, "b")
+        and (name is activation or (name is not None and is_plain(activation, letter)))
+        and conv.padding_mode == "zeros"
+        and norm.eps > 0
+        and norm.running_mean is not None
+    ):
+        return conv_bn_act_modules(input, conv, norm, name)
+    output = conv(input)
+    return norm(output) if activation is None else batch_norm_act(output, norm, activation)
 
 
 def _is_like(residual, input) -> bool:
@@ -188,8 +211,7 @@ def dense_layer(self, input):
     if output is None:
         output = features[0] if len(features) == 1 else torch.cat(features, 1)
         output = batch_norm_act(output, self.norm1, self.relu1)
-    output = batch_norm_act(self.conv1(output), self.norm2, self.relu2)
-    output = self.conv2(output)
+    output = self.conv2(conv_bn_act(output, self.conv1, self.norm2, self.relu2))
     return Functions.dropout(output, self.drop_rate, self.training) if self.drop_rate > 0 else output
 
 
@@ -260,14 +282,15 @@ def _is_sum_of_rows(input, residual, dropout) -> bool:
 
 # The longest come first.
 RUNS = {"cbrp": conv_bn_relu_pool, "lr": linear_relu, "lg": linear_gelu}
+RUNS |= {f"cb{letter}": conv_bn_act for letter in ACTIVATIONS} | {"cb": conv_bn_act}
 RUNS |= {f"b{letter}": batch_norm_act for letter in ACTIVATIONS}
 
-# Modules with a forward that torch.fx cannot trace: (its forward, the names of the layers of each run that it has).
+# Modules with a forward that torch.fx cannot trace: (its forward, the runs that it has: {names of layers: function}).
 BLOCKS = {
-    ("torchvision.models.densenet", "_DenseBlock"): (dense_block, ()),
+    ("torchvision.models.densenet", "_DenseBlock"): (dense_block, {}),
     ("torchvision.models.densenet", "_DenseLayer"): (
         dense_layer,
-        (("norm1", "relu1"), ("norm2", "relu2")),
+        {("norm1", "relu1"): batch_norm_act, ("conv1", "norm2", "relu2"): conv_bn_act},
     ),
 }
 

@@ -35,7 +35,10 @@ def convert(
         model: any module. A subclass of a torch.nn layer is left alone, and so is what has a forward set on it.
         fuse: whether to let one op compute what several layers do: Conv2d–BatchNorm2d–ReLU–MaxPool2d, Linear–ReLU,
             Linear–GELU, residual sum and LayerNorm or RMSNorm, with Dropout before it, BatchNorm2d–ReLU (ReLU6, SiLU,
-            Hardswish) with or without a residual sum between them. It happens in Sequential, in torchvision's dense
+            Hardswish) with or without a residual sum between them, and Conv2d–BatchNorm2d with or without one of these
+            activations: in evaluation without gradients the norm is folded into the convolution
+            (:func:`cuda_ops.functional.conv_bn_act`), anew at each call, so that parameters and statistics may change
+            in any way, in a CUDA graph too. It happens in Sequential, in torchvision's dense
             layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch but
             on an attribute of the module; no value of a global, no mode of PyTorch's asked for); there functions
             of torch.nn.functional become ours too. Layers with hooks, or changed later, are called one by one. In every
@@ -229,7 +232,7 @@ def _fuse(name, module, report: Report):
     block = BLOCKS.get((kind.__module__, kind.__qualname__))
     if block is not None and "forward" not in module.__dict__:
         module.__class__ = converted_class(kind, BLOCK)
-        report.fusions += [Fusion(name, "batch_norm_act", parts) for parts in block[1]]
+        report.fusions += [Fusion(name, function.__name__, parts) for parts, function in block[1].items()]
         return
     if getattr(kind.forward, "__module__", "").startswith("torch.nn."):
         return  # torch.nn's own, of a layer, a container or a subclass of one

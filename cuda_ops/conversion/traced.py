@@ -433,6 +433,8 @@ def _rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
     for node in list(graph.nodes):
         found.try_batch_norm(node)
     for node in list(graph.nodes):
+        found.try_fold(node)
+    for node in list(graph.nodes):
         found.try_activation(node)
     for node in list(graph.nodes):
         found.try_gated(node)
@@ -540,10 +542,26 @@ class _Finder:
             return
         with self.graph.inserting_before(node):
             activation = self.layer(node) if node.op == "call_module" else ACTIVATIONS[letter]
+            conv = self.before(norm, "c") if residual is None else None
+            if conv is not None and conv.op == "call_module":
+                new = self.call(node, fusing.conv_bn_act, conv.args[0], self.layer(conv), self.layer(norm), activation)
+                self.gain("conv_bn_act", conv, norm, node)
+                self.replace((conv, norm, node), new)
+                return
             new = self.call(node, fusing.batch_norm_act, norm.args[0], self.layer(norm), activation, residual, inplace)
         nodes = (norm, node) if residual is None else (norm, total, node)
         self.gain("batch_norm_act", *nodes)
         self.replace(nodes, new)
+
+    def try_fold(self, norm):
+        """A norm behind a convolution, and nothing behind it that goes with the two."""
+        conv = self.before(norm, "c") if self.letter(norm) == "b" else None
+        if conv is None or conv.op != "call_module":
+            return
+        with self.graph.inserting_before(norm):
+            new = self.call(norm, fusing.conv_bn_act, conv.args[0], self.layer(conv), self.layer(norm))
+        self.gain("conv_bn_act", conv, norm)
+        self.replace((conv, norm), new)
 
     def try_activation(self, node):
         letter = self.letter(node)

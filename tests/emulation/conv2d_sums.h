@@ -57,6 +57,21 @@ static inline void run(ConvCall &call, size_t (*workspace)(const ConvCall &, Con
     expect_success(path(call, device));
 }
 
+// What forward's epilogue makes of a sum.
+static inline double activated(double x, int activation)
+{
+    switch (activation) {
+    case CUDA_OPS_CONV2D_RELU:
+        return fmax(x, 0);
+    case CUDA_OPS_CONV2D_RELU6:
+        return fmin(fmax(x, 0), 6);
+    case CUDA_OPS_CONV2D_HARDSWISH:
+        return x * fmin(fmax(x + 3, 0), 6) / 6;
+    default:
+        return x;
+    }
+}
+
 // Of the result: its elements, and the sums of what is added without signs.
 struct ConvSums {
     std::vector<double> values, magnitudes;

@@ -40,21 +40,24 @@ static void depthwise(int64_t number)
     const Array output = Array(sizes.of[0], dtype).random(), bias = Array(K, dtype).random();
     const Array result(sizes.of[pass], dtype);
     const bool with_bias = pass == CUDA_OPS_CONV2D_FORWARD && one_in(2);
+    bool finite = true;
     if (pass != CUDA_OPS_CONV2D_BACKWARD_INPUT && one_in(3))
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < 3; i++, finite = false)
             set(input.data, random_in(0, sizes.of[1] - 1), INFINITY, dtype);
     if (pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && one_in(3))
         set(output.data, random_in(0, sizes.of[0] - 1), INFINITY, dtype);
     for (int64_t i = 0; i < sizes.of[2]; i++) // an infinity times 0 would be NaN
         if (weight[i] == 0)
             set(weight.data, i, 1, dtype);
+    if (pass == CUDA_OPS_CONV2D_FORWARD && finite && dtype != CUDA_OPS_FLOAT64 && one_in(2))
+        s.activation = (int)random_in(CUDA_OPS_CONV2D_RELU, CUDA_OPS_CONV2D_HARDSWISH);
     describe(
         "case %lld: pass %d, dtype %d, %lld x %lld -> %lld, %lld x %lld, padding %lld of %lld, %lld of %lld, filter "
-        "%lld x %lld, stride %lld, dilation %lld, channels_last %d %d",
+        "%lld x %lld, stride %lld, dilation %lld, channels_last %d %d, activation %d",
         (long long)number, pass, dtype, (long long)N, (long long)C, (long long)K, (long long)s.in_height,
         (long long)s.in_width, (long long)s.padding_top, (long long)paddings_y, (long long)s.padding_left,
         (long long)paddings_x, (long long)s.kernel_height, (long long)s.kernel_width, (long long)s.stride_width,
-        (long long)s.dilation_width, s.input_channels_last, s.output_channels_last);
+        (long long)s.dilation_width, s.input_channels_last, s.output_channels_last, s.activation);
 
     const ConvOperands operands = {input, weight, output, with_bias ? &bias : nullptr, result};
     ConvCall call = call_of(pass, s, operands);
@@ -66,8 +69,8 @@ static void depthwise(int64_t number)
     const ConvSums expected = sums_of(pass, s, operands);
     const double rounding = 4 * (dtype == CUDA_OPS_FLOAT64 ? rounding_of(dtype) : rounding_of(CUDA_OPS_FLOAT32));
     for (int64_t i = 0; i < sizes.of[pass]; i++)
-        expect_near("result", i, result[i], expected.values[(size_t)i],
-                    rounding * (double)(taps + N) * expected.magnitudes[(size_t)i] +
+        expect_near("result", i, result[i], activated(expected.values[(size_t)i], s.activation),
+                    1.5 * rounding * (double)(taps + N) * expected.magnitudes[(size_t)i] +
                         rounding_of(dtype) * fabs(expected.values[(size_t)i]) + 1e-7);
 }
 

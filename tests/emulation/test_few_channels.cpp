@@ -37,20 +37,23 @@ static void few_channels(int64_t number)
     const Array output = Array(sizes.of[0], dtype).random(), bias = Array(s.out_channels, dtype).random();
     const Array result(sizes.of[pass], dtype);
     const bool with_bias = pass == CUDA_OPS_CONV2D_FORWARD && one_in(2);
+    bool finite = true;
     if (pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && one_in(3))
         set(output.data, random_in(0, sizes.of[0] - 1), INFINITY, dtype);
     else if (one_in(3))
-        set(input.data, random_in(0, sizes.of[1] - 1), INFINITY, dtype);
+        set(input.data, random_in(0, sizes.of[1] - 1), INFINITY, dtype), finite = false;
     for (int64_t i = 0; i < sizes.of[2]; i++) // an infinity times 0 would be NaN
         if (weight[i] == 0)
             set(weight.data, i, 1, dtype);
+    if (pass == CUDA_OPS_CONV2D_FORWARD && finite && one_in(2))
+        s.activation = (int)random_in(CUDA_OPS_CONV2D_RELU, CUDA_OPS_CONV2D_HARDSWISH);
     describe("case %lld: pass %d, dtype %d, TF32 %d, %lld x %lld -> %lld, %lld x %lld, padding %lld of %lld, %lld of "
-             "%lld, filter %lld x %lld, stride %lld, channels_last %d %d %d",
+             "%lld, filter %lld x %lld, stride %lld, channels_last %d %d %d, activation %d",
              (long long)number, pass, dtype, s.allow_tf32, (long long)s.batch, (long long)s.in_channels,
              (long long)s.out_channels, (long long)s.in_height, (long long)s.in_width, (long long)s.padding_top,
              (long long)paddings_y, (long long)s.padding_left, (long long)paddings_x, (long long)s.kernel_height,
              (long long)s.kernel_width, (long long)s.stride_width, s.input_channels_last, s.output_channels_last,
-             s.weight_channels_last);
+             s.weight_channels_last, s.activation);
 
     const ConvOperands operands = {input, weight, output, with_bias ? &bias : nullptr, result};
     ConvCall call = call_of(pass, s, operands);
@@ -67,8 +70,8 @@ static void few_channels(int64_t number)
     const double rounding = 4 * rounding_of(CUDA_OPS_FLOAT32), factors = s.allow_tf32 ? 0x1p-10 : 0;
     const double terms = (double)(s.batch + s.out_channels + s.in_channels * s.kernel_height * s.kernel_width);
     for (int64_t i = 0; i < sizes.of[pass]; i++)
-        expect_near("result", i, result[i], expected.values[(size_t)i],
-                    (rounding * terms + factors) * expected.magnitudes[(size_t)i] +
+        expect_near("result", i, result[i], activated(expected.values[(size_t)i], s.activation),
+                    1.5 * (rounding * terms + factors) * expected.magnitudes[(size_t)i] +
                         rounding_of(dtype) * fabs(expected.values[(size_t)i]) + 1e-7);
 }
 

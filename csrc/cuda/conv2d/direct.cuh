@@ -33,6 +33,7 @@ static inline Problem direct_problem(const ConvCall &call)
     p.input = call.input;
     p.weight = call.weight;
     p.bias = call.bias;
+    p.activation = call.sizes.activation;
     p.output = call.output;
     p.result = call.result;
     p.in = direct_strides(s.in_channels, s.in_height, s.in_width, s.input_channels_last);

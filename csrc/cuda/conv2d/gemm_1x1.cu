@@ -29,6 +29,7 @@ static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
     p.ldb = pitch > 0 ? pitch : forward ? p.k : p.n;
     p.ldd = p.n;
     p.alpha = 1;
+    p.activation = s.activation == CUDA_OPS_CONV2D_RELU ? CUDA_OPS_GEMM_RELU : CUDA_OPS_GEMM_NONE;
     p.dtype = p.output_dtype = p.bias_dtype = call.dtype;
     p.allow_tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
     return p;

@@ -29,6 +29,8 @@ typedef Device ConvDevice;
 //   supports   whether it can compute this product, or why not. Alignment is read from the call's pointers; NULL, where only the
 //              sizes are asked about, counts as aligned. Only simt's is asked about sizes of 0.
 //   is_fast    whether to prefer it to the rows below, of what it supports; a NULL function: always.
+//   applies    whether forward's epilogue applies the sizes' activation, which is not NONE; a NULL function: it has
+//              none.
 //   workspace  bytes, aligned to 256; a NULL function: none.
 //   launch     the product; CUDA_OPS_INVALID_ARGUMENT where it cannot after all, and then the next row is tried.
 struct ConvPath {
@@ -36,11 +38,16 @@ struct ConvPath {
     const char *name, *file, *kernels; // cuda_ops_path_report's
     Answer (*supports)(const ConvCall &call, ConvDevice device);
     Answer (*is_fast)(const ConvCall &call, ConvDevice device);
+    bool (*applies)(const ConvCall &call);
     size_t (*workspace)(const ConvCall &call, ConvDevice device);
     cuda_ops_status (*launch)(const ConvCall &call, ConvDevice device);
 };
 
 // What several rows answer.
+static inline bool conv2d_applies_relu(const ConvCall &call)
+{
+    return call.sizes.activation == CUDA_OPS_CONV2D_RELU;
+}
 static constexpr Answer CONV_NEEDS_TENSOR_CORES = {"takes float16 and bfloat16, and float32 where TF32 is allowed"};
 static constexpr Answer CONV_NEEDS_ONE_GROUP = {"takes one group"};
 static constexpr Answer CONV_NEEDS_CHANNELS_LAST = {"input and output are not both channels_last"};
@@ -118,12 +125,14 @@ double conv2d_grouped_microseconds(const ConvCall &call, ConvDevice device);
 Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device);
+bool conv2d_few_channels_applies(const ConvCall &call);
 cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device);
 
 // A group for each input channel (depthwise/forward_backward_input.cu).
 Answer conv2d_depthwise_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_depthwise_workspace(const ConvCall &call, ConvDevice device);
+bool conv2d_depthwise_applies(const ConvCall &call);
 cuda_ops_status conv2d_depthwise(const ConvCall &call, ConvDevice device);
 
 #endif

@@ -29,6 +29,14 @@
 extern "C" {
 #endif
 
+/* What forward may do to its sums, bias included, before it rounds and stores them. */
+typedef enum cuda_ops_conv2d_activation {
+    CUDA_OPS_CONV2D_NONE = 0,
+    CUDA_OPS_CONV2D_RELU = 1,
+    CUDA_OPS_CONV2D_RELU6 = 2,
+    CUDA_OPS_CONV2D_HARDSWISH = 3
+} cuda_ops_conv2d_activation;
+
 typedef struct cuda_ops_conv2d_sizes {
     int64_t batch, groups;
     int64_t in_channels, in_height, in_width;
@@ -41,7 +49,9 @@ typedef struct cuda_ops_conv2d_sizes {
      * algorithm, 2 or 4. 0: the sums are taken as they stand. The rounding error of F(2x2, 3x3) is about as large as
      * the sums', that of F(4x4, 3x3) about twice as large (at most four times, of the result's norm); and a NaN or an
      * infinity makes NaN of the whole tile. */
-    int64_t winograd;
+    int winograd;
+    /* Of forward on CUDA, a cuda_ops_conv2d_activation: only where cuda_ops_conv2d_applies_cuda says that it can. */
+    int activation;
     int input_channels_last, weight_channels_last, output_channels_last;
     int allow_tf32; /* on CUDA: float32 tensors may be rounded to TF32; otherwise they are multiplied as they are */
 } cuda_ops_conv2d_sizes;
@@ -136,6 +146,10 @@ int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cu
 int cuda_ops_conv2d_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_conv2d_pass pass,
                                const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype, int path,
                                const cuda_ops_device_facts *device);
+
+/* Whether forward by the path that the call would take without its sizes' activation applies that too, in its epilogue.
+ * If not, a forward with it is CUDA_OPS_INVALID_ARGUMENT, or takes another path. */
+int cuda_ops_conv2d_applies_cuda(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype, int path);
 
 /* Bytes of `workspace` for that call, aligned to 256; 0: may be NULL. */
 size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,

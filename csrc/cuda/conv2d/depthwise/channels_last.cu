@@ -5,6 +5,7 @@
 // the output in forward, one pixel of the input in backward_input, which visits only the taps whose output exists. A
 // block has the kernels of its channels in shared memory as float; what neighbouring pixels read twice comes from L1.
 // Bound by memory: each element is read once, in whole sectors.
+#include "conv2d/activation.cuh"
 #include "conv2d/depthwise/problem.cuh"
 
 static constexpr int THREADS = 256;
@@ -125,6 +126,9 @@ __global__ void __launch_bounds__(THREADS, 2)
             }
         }
         T *const result = (T *)p.result + n * p.out.n + (int64_t)y * p.out.y + (int64_t)x * p.out.x + channel;
+#pragma unroll
+        for (int j = 0; j < PIXELS; j++)
+            conv2d_activate(sum[j], p.activation);
 #pragma unroll
         for (int j = 0; j < PIXELS; j++)
             if (x + j < p.out_width)

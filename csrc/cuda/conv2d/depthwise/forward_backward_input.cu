@@ -9,6 +9,7 @@
 // a tile of a plane with its halo (or some small planes) to shared memory as float32; a thread computes 4 x 4 pixels.
 // channels_last: unrolled.cu, and of other kernels channels_last.cu. Everything else, float64 too: a thread per result.
 // Bound by memory: each element is read once, in whole sectors.
+#include "conv2d/activation.cuh"
 #include "conv2d/depthwise/problem.cuh"
 
 static constexpr int THREADS = 256;
@@ -76,6 +77,9 @@ __global__ void __launch_bounds__(THREADS)
                         for (int j = 0; j < RUN; j++)
                             sum[row - r][j] += w[r * K + s] * window[s + j];
         }
+#pragma unroll
+        for (int i = 0; i < PLANE_ROWS; i++)
+            conv2d_activate(sum[i], p.activation);
         T *result = (T *)p.result + (first + plane) * p.out.c + y * p.out_width + x;
 #pragma unroll
         for (int i = 0; i < PLANE_ROWS; i++, result += p.out_width) {
@@ -127,6 +131,11 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_forward_kernel(const
                     sum += load_as_accumulate(weight[r * p.w.y + s * p.w.x]) *
                            load_as_accumulate(image[source_y * p.in.y + source_x * p.in.x]);
             }
+        }
+        if constexpr (sizeof(T) < 8) {
+            float value[] = {sum};
+            conv2d_activate(value, p.activation);
+            sum = value[0];
         }
         ((T *)p.result)[index] = store_from_accumulate<T>(sum);
     }
@@ -252,6 +261,11 @@ static cuda_ops_status forward_backward_input(const ConvCall &call)
     if (conv2d_depthwise_channels_last_takes(p, call.dtype, forward))
         return conv2d_depthwise_channels_last(p, call.dtype, forward, call.stream);
     return launch_generic<T>(p, forward, call.stream);
+}
+
+bool conv2d_depthwise_applies(const ConvCall &call)
+{
+    return call.dtype != CUDA_OPS_FLOAT64;
 }
 
 Answer conv2d_depthwise_supports(const ConvCall &call, ConvDevice)

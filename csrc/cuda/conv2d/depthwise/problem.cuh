@@ -16,7 +16,8 @@ struct DepthwiseProblem {
     int height, width, out_height, out_width;
     int kernel_height, kernel_width, stride_height, stride_width, padding_top, padding_left;
     int dilation_height, dilation_width;
-    int flipped; // the kernel is mirrored
+    int flipped;    // the kernel is mirrored
+    int activation; // forward: a cuda_ops_conv2d_activation
 
     // Unrolled kernels: tiles of a plane, and planes of a block.
     int tile_width, tile_height, tiles_x, tiles_y, planes, pitch;

@@ -12,6 +12,7 @@
 // Bound by memory; small images by latency, 5x5 and 7x7 filters by instructions.
 #include <algorithm>
 
+#include "conv2d/activation.cuh"
 #include "conv2d/depthwise/channel_vector.cuh"
 
 static constexpr int THREADS = 256;
@@ -183,6 +184,11 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
     }
     T *const result = (T *)p.result + u.n * p.out.n + u.channel + y * p.out.y + x * p.out.x;
+#pragma unroll
+    for (int i = 0; i < UNIT_ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < UNIT_COLUMNS; j++)
+            conv2d_activate(sum[i][j], p.activation);
 #pragma unroll
     for (int i = 0; i < UNIT_ROWS; i++)
 #pragma unroll

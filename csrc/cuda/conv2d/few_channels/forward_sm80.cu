@@ -10,6 +10,7 @@
 // channels in runs of 16 bytes, so that NCHW and channels_last are both stored in whole sectors from registers. Bound
 // by writing the output (1 channel to 32), by FMA for 3 channels and 7x7 in float32; benchmarks/notes/conv2d_direct.md.
 #include "common/aligned_vector.cuh"
+#include "conv2d/activation.cuh"
 #include "conv2d/few_channels/problem.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"
@@ -233,9 +234,17 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
 
             const FewTile at = few_tile(p, tile);
             const int y0 = at.y * p.tile_height, x0 = at.x * p.tile_width;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        sum[i][j][e] += bias[channel_of<sizeof(T)>(j, t, e % 2)];
+                    conv2d_activate(sum[i][j], p.activation);
+                }
             const auto output_of = [&](int pixel, int j, int e) {
-                return store_from_accumulate<T>(sum[pixel / 2][j][pixel % 2 * 2 + e] +
-                                                bias[channel_of<sizeof(T)>(j, t, e)]);
+                return store_from_accumulate<T>(sum[pixel / 2][j][pixel % 2 * 2 + e]);
             };
 #pragma unroll
             for (int q = 0; q < GROUPS; q++) {
@@ -420,6 +429,11 @@ static cuda_ops_status forward(const ConvCall &call, ConvDevice device)
             return launch_forward<float, FEW_TF32>(p, device, call.stream);
         return launch_forward<float, FEW_FMA>(p, device, call.stream);
     }
+}
+
+bool conv2d_few_channels_applies(const ConvCall &)
+{
+    return true;
 }
 
 Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)

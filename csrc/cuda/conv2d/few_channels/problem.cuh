@@ -24,6 +24,7 @@ struct FewProblem {
     int out_channels, out_height, out_width;
     int kernel_height, kernel_width, stride_height, stride_width, padding_top, padding_left;
     int dilation_height, dilation_width;
+    int activation; // forward: a cuda_ops_conv2d_activation
 
     // Tiles of output (backward_input: of grad_input), and the patch of one: `rows` x `columns` words for each channel;
     // then, where an odd width of 16-bit elements needs it, the same with single elements, whose neighbour in the word

@@ -1,0 +1,70 @@
+"""What is special to conv_bn_act: it folds as PyTorch does, and each path has the activation in its epilogue."""
+
+import pytest
+import torch
+from support.opspec import assert_close
+
+from cuda_ops.functional import conv_bn_act
+
+F = torch.nn.functional
+ACTIVATIONS = {"relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish, None: lambda z: z}
+# By path, (channels of input, of output, of a group, kernel, stride).
+PATHS = {
+    "mma": (64, 72, 64, 3, 1),
+    "sm90": (64, 72, 64, 3, 2),
+    "sm90_halo": (64, 72, 64, 3, 1),
+    "gemm_1x1": (64, 72, 64, 1, 1),
+    "depthwise": (72, 72, 1, 5, 2),
+    "few_channels": (3, 40, 3, 3, 2),
+    "simt": (64, 72, 64, 3, 1),
+}
+
+
+def arguments(path, dtype, device):
+    inputs, outputs, of_group, kernel, stride = PATHS[path]
+    generator = torch.Generator(device).manual_seed(0)
+
+    def rand(*shape):
+        return torch.randn(*shape, device=device, generator=generator)
+
+    images = rand(3, inputs, 21, 20), rand(outputs, of_group, kernel, kernel) / (of_group * kernel**2) ** 0.5
+    images = [image.to(dtype).contiguous(memory_format=torch.channels_last) for image in images]
+    channels = rand(outputs), rand(outputs), rand(outputs).abs() + 0.5, rand(outputs), rand(outputs)
+    geometry = {"stride": stride, "padding": kernel // 2, "groups": inputs // of_group}
+    return [*images, *(t.to(dtype) for t in channels)], geometry
+
+
+def reference(tensors, activation, geometry):
+    input, weight, bias, *norm = (t.double() for t in tensors)
+    return ACTIVATIONS[activation](F.batch_norm(F.conv2d(input, weight, bias, **geometry), *norm))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_activations_by_each_path(path, dtype, monkeypatch):
+    tensors, geometry = arguments(path, dtype, "cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", dtype is torch.float32)
+    for activation in ACTIVATIONS:
+        expected = reference(tensors, activation, geometry)
+        monkeypatch.setenv("CUDA_OPS_CONV2D_PATH", path)
+        try:
+            with torch.no_grad():
+                output = conv_bn_act(*tensors, activation=activation, **geometry)
+        except NotImplementedError as error:
+            pytest.skip(str(error))
+        monkeypatch.delenv("CUDA_OPS_CONV2D_PATH")
+        # As rounded to TF32, in float32.
+        assert_close(output, expected, {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-3}[dtype])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_the_convolution_that_pytorch_folds(bias):
+    torch.manual_seed(0)
+    conv, norm = torch.nn.Conv2d(3, 8, 3, bias=bias, dtype=torch.float64), torch.nn.BatchNorm2d(8, dtype=torch.float64)
+    for tensor in (*norm.parameters(), norm.running_mean, norm.running_var):
+        tensor.data.uniform_(0.5, 1.5)
+    fused, x = torch.nn.utils.fuse_conv_bn_eval(conv.eval(), norm.eval()), torch.randn(2, 3, 9, 8, dtype=torch.float64)
+    statistics = norm.running_mean, norm.running_var
+    output = conv_bn_act(x, conv.weight, conv.bias, *statistics, norm.weight, norm.bias, None, norm.eps)
+    torch.testing.assert_close(output, fused(x), rtol=1e-13, atol=1e-13)
