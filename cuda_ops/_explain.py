@@ -70,6 +70,7 @@ ONE_KERNEL = {
     "hardsigmoid": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "hardswish": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "hardtanh": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
+    "layer_scale_add": ("layer_scale_add.cu", "layer_scale_add_forward_kernel", "layer_scale_add_backward_kernel"),
     "leaky_relu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "logsumexp": ("logsumexp.cu", "logsumexp_forward_kernel", "logsumexp_backward_kernel"),
     "max_pool2d": ("max_pool2d.cu", "max_pool2d_forward_kernel", "max_pool2d_backward_kernel"),

@@ -136,6 +136,10 @@ def example_calls(make):
         "instance_norm": ((make(3, 4, 2), mean, var, weight, bias), F.instance_norm),
         "leaky_relu": ((make(3, 4),), F.leaky_relu),
         "layer_norm": ((make(3, 4), (4,), weight, bias), F.layer_norm),
+        "layer_scale_add": (
+            (make(3, 4), make(3, 4), weight),
+            lambda input, residual, weight: residual + weight * input,
+        ),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
         "linear_cross_entropy": (
             (make(3, 4), make(5, 4), labels),

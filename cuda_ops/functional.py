@@ -55,6 +55,7 @@ from .ops.instance_norm import instance_norm
 from .ops.kl_div import kl_div
 from .ops.l1_loss import l1_loss
 from .ops.layer_norm import layer_norm
+from .ops.layer_scale_add import layer_scale_add
 from .ops.leaky_relu import leaky_relu
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
@@ -144,6 +145,7 @@ __all__ = [
     "kl_div",
     "l1_loss",
     "layer_norm",
+    "layer_scale_add",
     "leaky_relu",
     "linear",
     "linear_cross_entropy",

@@ -39,7 +39,8 @@ OPS = {
     "histogram": (["histogram/histogram.cu"], 40),
     "adaptive_pool2d": (["adaptive_pool2d.cu", "reduction"], 60),
     "batch_norm": (["batch_norm", "common/paths.cu"], 40),
-    "layer_norm": (["layer_norm", "common/paths.cu"], 30),
+    "layer_norm": (["layer_norm", "common/paths.cu"], 40),
+    "layer_scale_add": (["layer_scale_add.cu"], 60),
     "round_list": (["round_list.cu"], 60),
     "softmax": (
         ["softmax.cu", "log_softmax.cu", "logsumexp.cu", "masked_softmax.cu", "softmax", "common/paths.cu"],

@@ -11,13 +11,16 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import functional, nn
 from .._arguments import pair
-from .._modules import parameter, unlike
+from .._modules import PLAIN, parameter, unlike
 from ..ops._pool2d import pair_or_kernel
 from ..ops.batch_norm import module_arguments
 from ..ops.batch_norm_act import batch_norm_act_module
 from ..ops.concat_batch_norm_act import concat_batch_norm_act
 from ..ops.conv_bn_act import conv_bn_act_modules
 from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
+from ..ops.dropout import dropout
+from ..ops.layer_norm_rounded import add_layer_norm_rounded_forward, layer_norm_rounded_forward
+from ..ops.layer_scale_add import layer_scale_add_forward
 from . import layers
 from .layers import Functions, takes
 
@@ -39,11 +42,22 @@ LETTERS = {
 CLASSES = {letter: (getattr(layers, name), getattr(nn, name)) for letter, name in LETTERS.items()}
 LETTER_OF = {cls: letter for letter, classes in CLASSES.items() for cls in classes}
 ACTIVATIONS = {"r": "relu", "6": "relu6", "s": "silu", "h": "hardswish"}  # batch_norm_act's
+ATTENTION = (layers.MultiheadAttention, nn.MultiheadAttention)
 MOST_WINDOW = 255  # of conv_bn_relu_pool
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def letter_of_class(cls: type) -> str:
+    letter = LETTER_OF.get(cls)
+    if letter is None and getattr(cls, "cuda_ops_native", None) and cls.__name__ == "LayerNorm2d":
+        letter = "2"  # torchvision's, whose converted class is made when the first one is met
+    if letter is None and getattr(cls, "cuda_ops_block", None):
+        letter = "B"
+    return letter or "-"
 
 
 def letter_of(module) -> str:
-    return LETTER_OF.get(type(module), "-")
+    return letter_of_class(type(module))
 
 
 def is_plain(module, letter: str) -> bool:
@@ -247,12 +261,65 @@ def is_simple_window(pool) -> bool:
     return height * width <= MOST_WINDOW
 
 
-def add_layer_norm(input: Tensor, residual: Tensor, dropout, norm) -> tuple[Tensor, Tensor]:
-    """norm(dropout(input) + residual), and the sum."""
-    if _is_sum_of_rows(input, residual, dropout) and is_plain(norm, "n"):
+def _lowers(module) -> bool:
+    """Whether the module's forward hands its input, and nothing else of it, to a product, which autocast lowers."""
+    if type(module) in ATTENTION:
+        return unlike(module, ATTENTION) is None
+    if getattr(type(module), "forward", None) is run_sequence:
+        return len(module._modules) > 0 and unlike(module, (type(module),)) is None and _lowers(module[0])
+    letter = letter_of(module)
+    return letter in ("l", "c") and is_plain(module, letter)
+
+
+def lowered_dtype(consumer, *inputs) -> torch.dtype | None:
+    """The dtype to which autocast rounds what `consumer` is given, where that is what an op makes of `inputs` in
+    float32."""
+    device = inputs[0].device.type
+    if not torch.is_autocast_enabled(device) or consumer is None:
+        return None
+    dtype = torch.get_autocast_dtype(device)
+    fits = dtype in HALVES and all(input.dtype is torch.float32 or input.dtype is dtype for input in inputs)
+    return dtype if fits and _lowers(consumer) else None
+
+
+def layer_norm_before(input: Tensor, norm, consumer) -> Tensor:
+    """norm(input), which goes to `consumer` alone: under autocast in the dtype that this lowers it to."""
+    if takes(input) and is_plain(norm, "n"):
+        dtype = lowered_dtype(consumer, input)
+        if dtype is not None:
+            weight, bias = parameter(norm, "weight"), parameter(norm, "bias")
+            return layer_norm_rounded_forward(input, norm.normalized_shape, weight, bias, norm.eps, dtype)[0]
+    return norm(input)
+
+
+def layer_norm_2d_before(input: Tensor, norm, conv) -> Tensor:
+    """Likewise torchvision's LayerNorm2d, whose result goes to a convolution."""
+    if takes(input) and input.dim() == 4 and unlike(norm, (type(norm),)) is None and is_plain(conv, "c"):
+        dtype = lowered_dtype(conv, input)
+        if dtype is not None and conv.padding_mode == "zeros":
+            weight, bias = parameter(norm, "weight"), parameter(norm, "bias")
+            rows = input.permute(0, 2, 3, 1)
+            rows = layer_norm_rounded_forward(rows, norm.normalized_shape, weight, bias, norm.eps, dtype)[0]
+            return rows.permute(0, 3, 1, 2)
+    return norm(input)
+
+
+def add_layer_norm(input: Tensor, residual: Tensor, dropout, norm, consumer=None) -> tuple[Tensor, Tensor]:
+    """norm(dropout(input) + residual), and the sum. consumer: what alone takes the norm's output, if that is known."""
+    if is_plain(norm, "n"):
         weight, bias = parameter(norm, "weight"), parameter(norm, "bias")
         p, training = (0.0, False) if dropout is None else (dropout.p, dropout.training)
-        return functional.add_layer_norm(input, residual, norm.normalized_shape, weight, bias, norm.eps, p, training)
+        if _is_sum_of_rows(input, residual, dropout):
+            return functional.add_layer_norm(
+                input, residual, norm.normalized_shape, weight, bias, norm.eps, p, training
+            )
+        if _are_alike(input, residual) and is_plain(dropout, "d") and not (training and p > 0.0):
+            dtype = lowered_dtype(consumer, input, residual)
+            if dtype is not None:
+                if residual.dtype is dtype:  # the kernel has them the other way round
+                    input, residual = residual, input
+                shape = norm.normalized_shape
+                return add_layer_norm_rounded_forward(input, residual, shape, weight, bias, norm.eps, dtype)[:2]
     total = (input if dropout is None else dropout(input)) + residual
     return norm(total), total
 
@@ -265,6 +332,92 @@ def add_rms_norm(input: Tensor, residual: Tensor, dropout, norm) -> tuple[Tensor
         return functional.add_rms_norm(input, residual, norm.normalized_shape, weight, norm.eps, p, training)
     total = (input if dropout is None else dropout(input)) + residual
     return norm(total), total
+
+
+def residual_sum(input, residual):
+    """input + residual. PyTorch's kernel reads tensors of two dtypes element by element."""
+    if _are_alike(input, residual) and input.is_cuda and input.dtype is not residual.dtype:
+        if input.dtype is torch.float32 and residual.dtype in HALVES:
+            return functional.layer_scale_add(residual, input)
+        if residual.dtype is torch.float32 and input.dtype in HALVES:
+            return functional.layer_scale_add(input, residual)
+    return input + residual
+
+
+def layer_scale_add(branch: Tensor, residual: Tensor, weight: Tensor, depth=None, inplace: bool = False) -> Tensor:
+    """depth(weight * branch) + residual, written into the former if `inplace`. depth: a StochasticDepth, or (p, mode,
+    training) of a call of its function."""
+    return layer_scale_add_and_copy(branch, residual, weight, depth, inplace, None)[0]
+
+
+def layer_scale_add_and_copy(branch, residual, weight, depth, inplace, dtype) -> tuple[Tensor, Tensor | None]:
+    """The same, and the sum rounded to `dtype`, where the op makes that; else None."""
+    rows = _rows_kept(depth, branch)
+    if (
+        rows is not None
+        and _are_alike(branch, residual)
+        and type(weight) in PLAIN
+        and branch.dim() > 1
+        and 0 < weight.dim() < branch.dim()
+        and branch.shape[-weight.dim()] == weight.numel() == weight.shape[0]
+        and weight.device == branch.device
+        and weight.is_floating_point()
+    ):
+        product = torch.promote_types(weight.dtype, branch.dtype)
+        if not inplace or torch.promote_types(product, residual.dtype) is product:
+            with_copy = dtype is branch.dtype and product is torch.float32
+            both = layer_scale_add_forward(branch, residual, weight, rows[0], dtype if with_copy else None)
+            return both[0], both[1] if with_copy else None
+    result = weight * branch
+    if depth is not None:
+        result = functional.stochastic_depth(result, *depth) if type(depth) is tuple else depth(result)
+    if inplace:
+        result += residual
+        return result, None
+    return result + residual, None
+
+
+def is_residual_block(module) -> bool:
+    """Whether its forward is layer_scale_add of what its branch makes of the input, and of that, and is what runs."""
+    return getattr(type(module), "cuda_ops_block", None) is not None and unlike(module, (type(module),)) is None
+
+
+def residual_blocks(input: Tensor, *blocks) -> Tensor:
+    """Such blocks behind each other. Where autocast would lower the sum for the next one's branch, the op has rounded
+    it, and adds up the gradients of both."""
+    copy = None
+    for block, following in zip(blocks, (*blocks[1:], None), strict=True):
+        branch, weight, depth, inplace = type(block).cuda_ops_block
+        output = getattr(block, branch)(input if copy is None else copy)
+        dtype = None
+        if following is not None:
+            dtype = lowered_dtype(getattr(following, type(following).cuda_ops_block[0]), output)
+        depth = getattr(block, depth) if type(depth) is str else depth
+        input, copy = layer_scale_add_and_copy(output, input, parameter(block, weight), depth, inplace, dtype)
+    return input
+
+
+def _rows_kept(depth, branch) -> tuple[Tensor | None] | None:
+    """The factors of the branch's rows, (None,) where there is nothing to drop; None if `depth` is something else."""
+    if depth is None:
+        return (None,)
+    if type(depth) is not tuple:
+        kind = getattr(type(depth), "cuda_ops_native", type(depth))
+        if (kind.__module__, kind.__name__) != STOCHASTIC_DEPTH or unlike(depth, (type(depth),)) is not None:
+            return None
+        depth = depth.p, depth.mode, depth.training
+    p, mode, training = depth
+    if not training or p == 0.0:
+        return (None,)
+    if mode != "row" or not 0.0 < p <= 1.0 or not takes(branch):
+        return None
+    dtype = torch.float64 if branch.dtype is torch.float64 else torch.float32
+    return (dropout(torch.ones(branch.shape[0], dtype=dtype, device=branch.device), p),)
+
+
+def _are_alike(input, residual) -> bool:
+    """Tensors of one shape and device, of dtypes that we compute with."""
+    return takes(input) and takes(residual) and input.shape == residual.shape and input.device == residual.device
 
 
 def _is_sum_of_rows(input, residual, dropout) -> bool:
@@ -295,10 +448,13 @@ BLOCKS = {
 }
 
 
+STOCHASTIC_DEPTH = ("torchvision.ops.stochastic_depth", "StochasticDepth")
+
+
 _steps: dict[tuple[type, ...], tuple] = {}
 
 
-def steps_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, object], ...]:
+def steps_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, int, object], ...]:
     if is_dynamo_compiling():  # which traces no dictionary of classes, and does this once
         return runs_of(classes)
     steps = _steps.get(classes)
@@ -307,14 +463,24 @@ def steps_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, object], ...]:
     return steps
 
 
-def runs_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, object], ...]:
-    """(first, end, function) of each step of a Sequential of such layers: those of a run, or one layer and None."""
-    word = "".join([LETTER_OF.get(cls, "-") for cls in classes])
+def runs_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, int, object], ...]:
+    """(first, end, end of what it sees, function) of each step of a Sequential of such layers: those of a run, or one
+    layer and None. A norm in front of a product sees that too."""
+    word = "".join([letter_of_class(cls) for cls in classes])
     steps, first = [], 0
     while first < len(word):
         run = next((run for run in RUNS if word.startswith(run, first)), None)
         end = first + (len(run) if run else 1)
-        steps.append((first, end, RUNS[run] if run else None))
+        while word.startswith("BB", first) and word.startswith("B", end):
+            end += 1
+        if word.startswith("nl", first):
+            steps.append((first, end, end + 1, layer_norm_before))
+        elif word.startswith("BB", first):
+            steps.append((first, end, end, residual_blocks))
+        elif word.startswith("2c", first):
+            steps.append((first, end, end + 1, layer_norm_2d_before))
+        else:
+            steps.append((first, end, end, RUNS[run] if run else None))
         first = end
     return tuple(steps)
 
@@ -323,6 +489,10 @@ def run_sequence(self, input):
     """torch.nn.Sequential.forward, with the runs among its layers in one op each; what they are is asked anew at each
     call, so that layers may come, go and change."""
     modules = list(self._modules.values())
-    for first, end, function in steps_of(tuple([type(module) for module in modules])):
-        input = function(input, *modules[first:end]) if function else modules[first](input)
+    for first, end, seen, function in steps_of(tuple([type(module) for module in modules])):
+        if function is residual_blocks and not all(map(is_residual_block, modules[first:end])):
+            for module in modules[first:end]:
+                input = module(input)
+        else:
+            input = function(input, *modules[first:seen]) if function else modules[first](input)
     return input

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize
 
 from .. import nn
 from .attention import NAME, forget, what_is_called
-from .fusing import BLOCKS, runs_of
+from .fusing import BLOCKS, residual_blocks, runs_of
 from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
 from .report import Fusion, Layer, Report
 from .traced import BLOCK, SEQUENCE, NotTraced, converted_class, recipe_of
@@ -35,10 +35,11 @@ def convert(
         model: any module. A subclass of a torch.nn layer is left alone, and so is what has a forward set on it.
         fuse: whether to let one op compute what several layers do: Conv2d–BatchNorm2d–ReLU–MaxPool2d, Linear–ReLU,
             Linear–GELU, residual sum and LayerNorm or RMSNorm, with Dropout before it, BatchNorm2d–ReLU (ReLU6, SiLU,
-            Hardswish) with or without a residual sum between them, and Conv2d–BatchNorm2d with or without one of these
-            activations: in evaluation without gradients the norm is folded into the convolution
-            (:func:`cuda_ops.functional.conv_bn_act`), anew at each call, so that parameters and statistics may change
-            in any way, in a CUDA graph too. It happens in Sequential, in torchvision's dense
+            Hardswish) with or without a residual sum between them, LayerScale, StochasticDepth and residual sum, and
+            Conv2d–BatchNorm2d with or without one of these activations: in evaluation without gradients the norm is
+            folded into the convolution (:func:`cuda_ops.functional.conv_bn_act`), anew at each call, so that parameters
+            and statistics may change in any way, in a CUDA graph too. Under autocast a LayerNorm in front of a layer
+            that lowers its input returns that layer's dtype at once. It happens in Sequential, in torchvision's dense
             layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch but
             on an attribute of the module; no value of a global, no mode of PyTorch's asked for); there functions
             of torch.nn.functional become ours too. Layers with hooks, or changed later, are called one by one. In every
@@ -88,6 +89,9 @@ def convert(
     for name, module, chosen in modules:
         if fuse and chosen:
             _fuse(name, module, report)
+    for _, module, chosen in modules:
+        if fuse and chosen:
+            _fuse_blocks(module)
     return report
 
 
@@ -217,6 +221,15 @@ def _with_base(parametrized: type, base: type) -> type:
     return type(parametrized.__name__, (base,), members)
 
 
+def _fuse_blocks(module):
+    """A Sequential of blocks whose classes are others only now."""
+    kind = type(module)
+    if kind.forward is torch.nn.Sequential.forward and "forward" not in module.__dict__:
+        steps = runs_of(tuple(type(child) for child in module._modules.values()))
+        if any(function is residual_blocks for *_, function in steps):
+            module.__class__ = converted_class(kind, SEQUENCE)
+
+
 def _fuse(name, module, report: Report):
     kind = type(module)
     if _is_converted(kind) or kind in OURS or isinstance(module, torch.jit.ScriptModule):
@@ -224,10 +237,11 @@ def _fuse(name, module, report: Report):
     kind = module.__class__ = native_class(module) or kind  # once more, since its layers may be others by now
     if kind.forward is torch.nn.Sequential.forward and "forward" not in module.__dict__:
         names, types = list(module._modules), tuple(type(child) for child in module._modules.values())
-        found = [(function, names[first:end]) for first, end, function in runs_of(types) if function]
+        found = [(function, names[first:end]) for first, end, _, function in runs_of(types) if function]
         if found:
             module.__class__ = converted_class(kind, SEQUENCE)
-            report.fusions += [Fusion(name, function.__name__, tuple(parts)) for function, parts in found]
+            several = [(function, parts) for function, parts in found if len(parts) > 1]
+            report.fusions += [Fusion(name, function.__name__, tuple(parts)) for function, parts in several]
         return
     block = BLOCKS.get((kind.__module__, kind.__qualname__))
     if block is not None and "forward" not in module.__dict__:

@@ -83,12 +83,14 @@ class Recipe:
 
     arguments: int
     variants: tuple[Variant, ...]
+    block: tuple | None = None
+    """Of a forward that is no more than layer_scale_add: what fusing.residual_blocks is to know of it."""
 
     @property
     def key(self):
         """The same for recipes that do the same: of one text, calling the same functions."""
         texts = [(variant.source, *((name, id(value)) for name, value in variant.names)) for variant in self.variants]
-        return (self.arguments, *texts)
+        return (self.arguments, self.block, *texts)
 
     def __deepcopy__(self, memo):
         return self
@@ -111,6 +113,7 @@ def converted_class(cls: type, recipe, attention: bool = False) -> type:
             members["forward"] = fusing.run_sequence
         elif recipe is not None:
             members["forward"] = _forward(members.get("forward", cls.forward), recipe)
+            members["cuda_ops_block"] = recipe.block
 
         def __reduce_ex__(self, protocol):
             create, arguments, *rest = cls.__reduce_ex__(self, protocol)
@@ -148,7 +151,7 @@ def recipe_of(module: torch.nn.Module) -> tuple[Recipe | None, list[tuple[str, t
     nothing to gain. Raises NotTraced with the reason."""
     arguments = _required(module)
     _check_straight(inspect.unwrap(type(module).forward))
-    variants, gains, was_training = [], [], module.training
+    variants, blocks, gains, was_training = [], [], [], module.training
     try:
         for training in (was_training, not was_training):
             module.training = training
@@ -159,12 +162,30 @@ def recipe_of(module: torch.nn.Module) -> tuple[Recipe | None, list[tuple[str, t
             found = _rewrite(trace.graph, module)
             if found:
                 variants.append(trace.variant())
+                blocks.append(None if trace.depends() else _residual_block(trace.graph))
                 gains += [gain for gain in found if gain not in gains]
             if "self.training" not in trace.reads:
                 break
     finally:
         module.training = was_training
-    return (Recipe(len(arguments), tuple(variants)) if variants else None), gains
+    block = blocks[0] if len(blocks) == 1 and len(arguments) == 1 else None
+    return (Recipe(len(arguments), tuple(variants), block) if variants else None), gains
+
+
+def _residual_block(graph: Graph):
+    """Names of a branch, a weight and a StochasticDepth (or None, or what it is called with), and whether the sum is in
+    place, of a graph that is layer_scale_add of the branch of its argument, and of that; else None."""
+    nodes = [node for node in graph.nodes if node.op != "get_attr"]
+    if [node.op for node in nodes] != ["placeholder", "call_module", "call_function", "output"]:
+        return None
+    input, branch, total, output = nodes
+    if total.target is not fusing.layer_scale_add or output.args[0] is not total or branch.args != (input,):
+        return None
+    if branch.kwargs or total.args[:2] != (branch, input) or "." in branch.target + total.args[2].target:
+        return None
+    depth = total.args[3]
+    name = depth.target if isinstance(depth, torch.fx.Node) else depth
+    return branch.target, total.args[2].target, name, total.args[4]
 
 
 def _required(module) -> list[str]:
@@ -261,6 +282,10 @@ class _Trace:
             if attribute in whether_there:
                 self.present.add(name)
         self.inlined = {f"self.{name}": kind for name, kind in (tracer.inlined or {}).items()}
+
+    def depends(self) -> bool:
+        """Whether the new forward holds for some states of the module alone."""
+        return bool(self.reads or self.present or self.functions or self.inlined)
 
     def read(self, module, name, value):
         """A line of the user's reads module.<name>."""
@@ -439,7 +464,14 @@ def _rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
     for node in list(graph.nodes):
         found.try_gated(node)
     for node in list(graph.nodes):
+        found.try_layer_scale(node)
+    for node in list(graph.nodes):
         found.try_function(node)
+    if found.gains:  # not worth a forward of its own
+        for node in list(graph.nodes):
+            found.try_norm_before(node)
+        for node in list(graph.nodes):
+            found.try_sum(node)
     return found.gains
 
 
@@ -609,12 +641,84 @@ class _Finder:
             drop = None
         with self.graph.inserting_before(total):
             source = drop.args[0] if drop is not None else input
-            both = self.call(total, function, source, residual, self.layer(drop), self.layer(norm))
+            consumer = self.consumer(norm) if function is fusing.add_layer_norm else None
+            more = () if consumer is None else (self.layer(consumer),)
+            both = self.call(total, function, source, residual, self.layer(drop), self.layer(norm), *more)
             output, sum_ = (self.call(total, operator.getitem, both, i) for i in (0, 1))
         self.gain(function.__name__, drop, total, norm)
         norm.replace_all_uses_with(output)
         self.graph.erase_node(norm)
         self.replace((total,) if drop is None else (drop, total), sum_)
+
+    def consumer(self, node):
+        """The module's node that alone takes this one's result, if it is one."""
+        users = list(node.users)
+        return users[0] if len(users) == 1 and users[0].op == "call_module" else None
+
+    def try_norm_before(self, norm):
+        """A norm alone, and the module that takes what it returns."""
+        if norm.op != "call_module" or self.letter(norm) != "n":
+            return
+        consumer = self.consumer(norm)
+        if consumer is None:
+            return
+        with self.graph.inserting_before(norm):
+            new = self.call(norm, fusing.layer_norm_before, norm.args[0], self.layer(norm), self.layer(consumer))
+        self.replace((norm,), new)
+
+    def try_sum(self, total):
+        if total not in self.done and self.is_sum(total):
+            with self.graph.inserting_before(total):
+                new = self.call(total, fusing.residual_sum, *total.args)
+            self.replace((total,), new)
+
+    def try_layer_scale(self, total):
+        """A parameter times a module's result, dropped by rows or not, and a residual sum."""
+        if self.is_sum(total):
+            sides = [total.args, total.args[::-1]]
+        elif isinstance(total, torch.fx.Node) and total.target is operator.iadd and not total.kwargs:
+            sides = [total.args]
+        else:
+            return
+        for scaled, residual in sides:
+            if not isinstance(residual, torch.fx.Node) or scaled is residual:
+                continue
+            depth, product = self.depth(scaled), scaled
+            if depth is not None:
+                product = scaled.args[0]
+            if not all(isinstance(node, torch.fx.Node) and len(node.users) == 1 for node in (scaled, product)):
+                continue
+            if not self.is_of_two(product, (operator.mul, torch.mul), "mul") or product.args[0] is product.args[1]:
+                continue
+            weight, branch = product.args if product.args[0].op == "get_attr" else product.args[::-1]
+            if weight.op == "get_attr" and branch.op == "call_module":
+                break
+        else:
+            return
+        inplace = total.target is operator.iadd
+        with self.graph.inserting_before(total):
+            of_depth = () if depth is None else (self.layer(scaled) if scaled.op == "call_module" else depth,)
+            arguments = (branch, residual, weight, *(of_depth or (None,)), inplace)
+            new = self.call(total, fusing.layer_scale_add, *arguments)
+        nodes = (product, total) if depth is None else (product, scaled, total)
+        self.gain("layer_scale_add", *nodes)
+        self.replace(nodes, new)
+
+    def depth(self, node):
+        """p, mode and training of a node that is stochastic depth; () if it is the module."""
+        if not isinstance(node, torch.fx.Node) or not node.args:
+            return None
+        if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
+            kind = type(self.module.get_submodule(node.target))
+            kind = getattr(kind, "cuda_ops_native", kind)
+            return () if (kind.__module__, kind.__name__) == fusing.STOCHASTIC_DEPTH else None
+        if node.op != "call_function" or len(node.args) != 4 or node.kwargs:
+            return None
+        function = node.target
+        known = (getattr(function, "__module__", ""), getattr(function, "__name__", ""))
+        constants = tuple(node.args[1:])
+        plain = all(type(value) in (float, int, str, bool) for value in constants)
+        return constants if known == (fusing.STOCHASTIC_DEPTH[0], "stochastic_depth") and plain else None
 
     def stays(self, drop) -> bool:
         """Whether dropout leaves its input as it was, for others that read it."""

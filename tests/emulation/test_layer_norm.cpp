@@ -6,8 +6,76 @@
 
 using namespace emulation;
 
+// Outputs, and what is added, in halves beside float32.
+static void rounded(int64_t number)
+{
+    all_aligned = true;
+    const cuda_ops_dtype half = one_in(2) ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16, type = CUDA_OPS_FLOAT32;
+    const bool adds = one_in(2), has_weight = !one_in(4), has_bias = !one_in(4);
+    const int64_t cols = (one_in(4) ? random_in(500, 1024) : random_size(200)) * 4;
+    const int64_t rows = random_size(40000 / cols + 1), count = rows * cols;
+    const Array input = Array(count, adds ? half : type).random(), residual = Array(adds ? count : 0, type).random();
+    const Array weight = Array(cols, type).random(), bias = Array(cols, type).random();
+    const Array output(count, half), sum(adds ? count : 0, type), mean(rows, CUDA_OPS_FLOAT64), rstd(rows, type);
+    const float *const w = has_weight ? (float *)weight.data : nullptr;
+    describe("case %lld: rounded, %lld rows of %lld, dtype %d%s, %d resident", (long long)number, (long long)rows,
+             (long long)cols, half, adds ? ", residual" : "", resident_blocks);
+    if (!cuda_ops_layer_norm_rounds_cuda(rows, cols))
+        fail("rows of whole vectors are refused");
+    expect_success(cuda_ops_layer_norm_rounded_forward_cuda(
+        output.data, adds ? (float *)sum.data : nullptr, (double *)mean.data, (float *)rstd.data, input.data,
+        adds ? (float *)residual.data : nullptr, w, has_bias ? (float *)bias.data : nullptr, rows, cols, 1e-5, half,
+        nullptr));
+    // The same in float32 throughout, of the same sum.
+    const Array &x = adds ? sum : input;
+    const Array full(count, type), its_mean(rows, CUDA_OPS_FLOAT64), its_rstd(rows, type);
+    expect_success(cuda_ops_layer_norm_forward_cuda(full.data, (double *)its_mean.data, its_rstd.data, x.data, w,
+                                                    has_bias ? bias.data : nullptr, rows, cols, 1e-5,
+                                                    CUDA_OPS_LAYER_NORM, type, type, nullptr));
+    for (int64_t i = 0; i < count; i++) {
+        if (adds)
+            expect_near("sum", i, sum[i], input[i] + residual[i], 3e-7 * (fabs(input[i]) + fabs(residual[i])));
+        expect_near("output", i, output[i], full[i], rounding_of(half) * fabs(full[i]) + 1e-6);
+    }
+    const bool more = one_in(2), wants_input = !one_in(5), wants_weight = !one_in(4), wants_bias = !one_in(4);
+    const bool wants_addend = wants_input && adds;
+    const Array grad_output = Array(count, half).random(), grad_sum = Array(count, type).random();
+    const Array wide(count, type), grad_input(count, type), grad_addend(wants_addend ? count : 0, half);
+    const Array grad_weight(cols, type), grad_bias(cols, type), its_input(count, type), its_weight(cols, type);
+    const Array its_bias(cols, type);
+    for (int64_t i = 0; i < count; i++)
+        set(wide.data, i, grad_output[i], type);
+    void *const workspace = device_memory((size_t)cuda_ops_layer_norm_rounded_workspace_cuda(rows, cols), 0);
+    expect_success(cuda_ops_layer_norm_rounded_backward_cuda(
+        wants_input ? (float *)grad_input.data : nullptr, wants_addend ? grad_addend.data : nullptr,
+        wants_weight ? (float *)grad_weight.data : nullptr, wants_bias ? (float *)grad_bias.data : nullptr, workspace,
+        grad_output.data, more ? (float *)grad_sum.data : nullptr, (float *)x.data, w, (double *)mean.data,
+        (float *)rstd.data, rows, cols, half, nullptr));
+    void *const its_workspace = device_memory((size_t)cuda_ops_layer_norm_workspace_cuda(rows, cols, type), 0);
+    expect_success(cuda_ops_layer_norm_backward_cuda(its_input.data, its_weight.data, its_bias.data, nullptr,
+                                                     its_workspace, wide.data, more ? grad_sum.data : nullptr, x.data,
+                                                     w, (double *)mean.data, rstd.data, rows, cols, CUDA_OPS_LAYER_NORM,
+                                                     type, type, nullptr));
+    for (int64_t i = 0; i < count && wants_input; i++) {
+        expect_near("grad_input", i, grad_input[i], its_input[i], 1e-5 * (fabs(its_input[i]) + 1));
+        if (wants_addend)
+            expect_near("grad_addend", i, grad_addend[i], grad_input[i],
+                        rounding_of(half) * fabs(grad_input[i]) + 1e-7);
+    }
+    for (int64_t c = 0; c < cols; c++) {
+        if (wants_weight)
+            expect_near("grad_weight", c, grad_weight[c], its_weight[c], 1e-5 * (fabs(its_weight[c]) + (double)rows));
+        if (wants_bias)
+            expect_near("grad_bias", c, grad_bias[c], its_bias[c], 1e-5 * (fabs(its_bias[c]) + (double)rows));
+    }
+}
+
 static void layer_norm(int64_t number)
 {
+    if (one_in(4)) {
+        rounded(number);
+        return;
+    }
     const bool wants_mask = one_in(4); // dropout's mask is kept for backward
     all_aligned = all_aligned || wants_mask;
     const cuda_ops_dtype half_dtype = one_in(2) ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;

@@ -45,7 +45,7 @@ static void launch_rows(const GroupNormCall &call, const RowShape &shape)
     constexpr int SIZE = vector16<T>::size;
     ForwardRows<T> a = {};
     a.output = (T *)call.output, a.mean = call.new_mean, a.variance = call.new_variance;
-    a.input = (const T *)call.input, a.weight = call.weight, a.bias = call.bias;
+    a.input = call.input, a.weight = call.weight, a.bias = call.bias;
     a.rows = call.rows(), a.cols = (int)call.cols();
     a.threads = shape.threads, a.cluster = shape.cluster, a.eps = (A)call.eps, a.inverse_cols = A(1) / (A)a.cols;
     a.full_parameters = call.parameter_dtype != call.dtype;

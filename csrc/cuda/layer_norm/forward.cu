@@ -62,8 +62,7 @@ cuda_ops_status layer_norm_forward(const LayerNormCall &call, const RowShape &sh
     CUDA_OPS_DISPATCH(
         call.dtype, T, typedef accumulate_type<T> A; constexpr int SIZE = vector16<T>::size; ForwardRows<T> a = {};
         a.output = (T *)call.output, a.sum = (T *)call.sum, a.mean = call.mean, a.rstd = (A *)call.rstd;
-        a.state = call.state, a.mask = call.new_mask, a.input = (const T *)call.input,
-        a.residual = (const T *)call.residual;
+        a.state = call.state, a.mask = call.new_mask, a.input = call.input, a.residual = (const T *)call.residual;
         a.weight = call.weight, a.bias = call.bias, a.rows = call.rows, a.cols = (int)call.cols;
         a.threads = shape.threads, a.cluster = shape.cluster, a.eps = (A)call.eps, a.inverse_cols = A(1) / (A)call.cols;
         a.rms = call.rms, a.full_parameters = call.parameter_dtype != call.dtype, a.drops = call.state != nullptr;

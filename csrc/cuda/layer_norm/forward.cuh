@@ -3,6 +3,8 @@
 #ifndef CUDA_OPS_LAYER_NORM_FORWARD_CUH
 #define CUDA_OPS_LAYER_NORM_FORWARD_CUH
 
+#include <type_traits>
+
 #include "common/device.h"
 #include "common/fast_division.cuh"
 #include "cuda_ops/dropout.h"
@@ -11,15 +13,18 @@
 
 static constexpr int MOST_THREADS = 512;
 
-template <typename T>
+// H: of output, and of what is added to the residual: T, or a half beside float.
+template <typename T, typename H = T>
 struct ForwardRows {
     typedef accumulate_type<T> A;
-    T *output, *sum;
+    H *output;
+    T *sum;
     double *mean;
     A *rstd;
     int64_t *state;
-    uint8_t *mask; // a bit an element, where vectors have eight
-    const T *input, *residual;
+    uint8_t *mask;     // a bit an element, where vectors have eight
+    const void *input; // of H's where a residual is added, else of T's
+    const T *residual;
     const void *weight, *bias;
     int64_t rows;
     int cols, threads, cluster;
@@ -86,20 +91,24 @@ __device__ __forceinline__ void apply_channels(accumulate_type<T> (&values)[COUN
 }
 
 // Whole warps go through the loop together, with rows past the end as rows without elements.
-template <typename T, int COUNT, int VECTORS, bool ADD, bool CLUSTER, bool CHANNELS = false>
+template <typename T, int COUNT, int VECTORS, bool ADD, bool CLUSTER, bool CHANNELS = false, typename H = T>
 __global__ void __launch_bounds__(MOST_THREADS,
                                   (ADD && VECTORS > 4) || CHANNELS || sizeof(T) == 8 || (CLUSTER && sizeof(T) == 2) ? 1
                                                                                                                     : 2)
-    layer_norm_forward_kernel(const ForwardRows<T> a)
+    layer_norm_forward_kernel(const ForwardRows<T, H> a)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> P;
+    typedef aligned_vector<H, COUNT> Q;
+    typedef std::conditional_t<ADD, H, T> I; // of input
+    typedef aligned_vector<I, COUNT> PI;
     __shared__ RowScratch<A, 2> scratch;
     int turn = 0;
     const int cluster = CLUSTER ? a.cluster : 1, block = (int)(blockIdx.x % cluster);
     const int slots = blockDim.x / a.threads, rank = threadIdx.x % a.threads + block * a.threads;
     const int stride = a.threads * cluster;
     const P zeros = vector_of_equal<T, COUNT>(A(0));
+    const PI no_input = vector_of_equal<I, COUNT>(A(0));
     prepare_row_sums<CLUSTER>(scratch);
     wait_for_predecessor();
     release_successor();
@@ -117,10 +126,19 @@ __global__ void __launch_bounds__(MOST_THREADS,
         const int vectors = row < a.rows ? a.cols / COUNT : 0;
         const int64_t start = row * a.cols;
         P x[VECTORS];
+        PI input[VECTORS];
 #pragma unroll
         for (int v = 0; v < VECTORS; v++)
-            x[v] = load_vector_or(reinterpret_cast<const P *>(a.input + start) + rank + v * stride,
-                                  rank + v * stride < vectors, zeros);
+            input[v] = load_vector_or(reinterpret_cast<const PI *>((const I *)a.input + start) + rank + v * stride,
+                                      rank + v * stride < vectors, no_input);
+        if constexpr (std::is_same_v<I, T>)
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++)
+                x[v] = input[v];
+        else
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++)
+                x[v] = zeros;
         if constexpr (ADD) {
             P r[VECTORS];
 #pragma unroll
@@ -145,7 +163,7 @@ __global__ void __launch_bounds__(MOST_THREADS,
                     A sum[COUNT];
 #pragma unroll
                     for (int e = 0; e < COUNT; e++)
-                        sum[e] = element_of(x[v], e);
+                        sum[e] = element_of(input[v], e);
                     if (a.drops)
 #pragma unroll
                         for (int e = 0; e < COUNT; e++)
@@ -215,7 +233,7 @@ __global__ void __launch_bounds__(MOST_THREADS,
                             result[e] += parameters[e];
                     }
                 }
-                store_vector(reinterpret_cast<P *>(a.output + start + at), vector_of<T>(result));
+                store_vector(reinterpret_cast<Q *>(a.output + start + at), vector_of<H>(result));
             }
     }
     if (CLUSTER)
@@ -223,9 +241,9 @@ __global__ void __launch_bounds__(MOST_THREADS,
 }
 
 // Launches a kernel of CLUSTER over the rows.
-template <bool CLUSTER, typename T>
-static void launch_forward_rows(void (*kernel)(const ForwardRows<T>), const RowShape &shape, const ForwardRows<T> &a,
-                                cudaStream_t stream)
+template <bool CLUSTER, typename T, typename H = T>
+static void launch_forward_rows(void (*kernel)(const ForwardRows<T, H>), const RowShape &shape,
+                                const ForwardRows<T, H> &a, cudaStream_t stream)
 {
     const int64_t groups = ceil_div(a.rows, shape.slots), most = MAX_GRID / shape.cluster;
     const int64_t blocks = (groups < most ? groups : most) * shape.cluster;

@@ -41,11 +41,12 @@ __global__ void __launch_bounds__(ROW_THREADS, VECTORS > 4 ? 3 : 4)
     for (int64_t first = (int64_t)blockIdx.x * slots; first < a.rows; first += (int64_t)gridDim.x * slots) {
         const int64_t row = first + threadIdx.x / a.threads, start = row * a.cols;
         const int cols = row < a.rows ? a.cols : 0;
-        const row_split split = split_row(a.input + start, cols);
+        const T *const input = (const T *)a.input + start;
+        const row_split split = split_row(input, cols);
         const int vectors = (int)split.vectors;
         // An element of the end before the body, and one of that behind it; -1 for none.
         const int end[2] = {rank < split.head ? rank : -1, split.tail + rank < cols ? (int)split.tail + rank : -1};
-        const P *const from = reinterpret_cast<const P *>(a.input + start + split.head) + rank;
+        const P *const from = reinterpret_cast<const P *>(input + split.head) + rank;
         P x[VECTORS];
 #pragma unroll
         for (int v = 0; v < VECTORS; v++)
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(ROW_THREADS, VECTORS > 4 ? 3 : 4)
         A ends[2];
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            ends[i] = end[i] >= 0 ? load_as_accumulate(a.input[start + end[i]]) : A(0);
+            ends[i] = end[i] >= 0 ? load_as_accumulate(input[end[i]]) : A(0);
         A mean[1] = {0};
         if (!a.rms) {
             mean[0] = ends[0] * a.inverse_cols + ends[1] * a.inverse_cols;
@@ -174,7 +175,7 @@ static void launch_rows(const LayerNormCall &call, const Device &device)
     typedef accumulate_type<T> A;
     const Share share = share_of(call, device);
     ForwardRows<T> a = {};
-    a.output = (T *)call.output, a.mean = call.mean, a.rstd = (A *)call.rstd, a.input = (const T *)call.input;
+    a.output = (T *)call.output, a.mean = call.mean, a.rstd = (A *)call.rstd, a.input = call.input;
     a.weight = call.weight, a.bias = call.bias, a.rows = call.rows, a.cols = (int)call.cols;
     a.threads = share.threads, a.eps = (A)call.eps, a.inverse_cols = A(1) / (A)call.cols;
     a.rms = call.rms, a.full_parameters = call.parameter_dtype != call.dtype;

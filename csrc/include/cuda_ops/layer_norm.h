@@ -106,6 +106,25 @@ cuda_ops_status cuda_ops_layer_norm_backward_mask_cuda(void *grad_input, void *g
                                                        double p, int64_t rows, int64_t cols, cuda_ops_dtype dtype,
                                                        cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
 
+/* layer_norm of float32 with an output in `half`, float16 or bfloat16, for what computes with halves right behind it:
+ * where _rounds_ says so of the sizes, at addresses that are multiples of 16; others are refused. Parameters are
+ * float32.
+ *   residual: NULL, and input is float32; else input, of the dtype `half`, is added to it, and sum is written
+ *   grad_output: of the dtype `half`
+ *   grad_addend: grad_input rounded to `half`, the gradient of what was added; NULL: not wanted */
+int cuda_ops_layer_norm_rounds_cuda(int64_t rows, int64_t cols);
+cuda_ops_status cuda_ops_layer_norm_rounded_forward_cuda(void *output, float *sum, double *mean, float *rstd,
+                                                         const void *input, const float *residual, const float *weight,
+                                                         const float *bias, int64_t rows, int64_t cols, double eps,
+                                                         cuda_ops_dtype half, cuda_ops_stream stream);
+int64_t cuda_ops_layer_norm_rounded_workspace_cuda(int64_t rows, int64_t cols);
+cuda_ops_status cuda_ops_layer_norm_rounded_backward_cuda(float *grad_input, void *grad_addend, float *grad_weight,
+                                                          float *grad_bias, void *workspace, const void *grad_output,
+                                                          const float *grad_sum, const float *input,
+                                                          const float *weight, const double *mean, const float *rstd,
+                                                          int64_t rows, int64_t cols, cuda_ops_dtype half,
+                                                          cuda_ops_stream stream);
+
 /* The table for a call whose tensors are aligned (paths.h): fills in at most `room` reports, and returns how many rows
  * there are. device: NULL for the current one. */
 int cuda_ops_layer_norm_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int64_t rows, int64_t cols,
