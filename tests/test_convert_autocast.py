@@ -145,6 +145,23 @@ def test_a_norm_that_others_read_is_not_rounded(monkeypatch):
     assert sum(counts.values()) == 0
 
 
+def test_another_layer_of_that_name_is_called():
+    class LayerNorm2d(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x):
+            return 2 * self.norm(torch.nn.functional.relu(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    model = nn.Sequential(LayerNorm2d(), nn.Conv2d(4, 4, 1))
+    native = copy.deepcopy(model)
+    cuda_ops.convert(model)
+    x = torch.randn(2, 4, 3, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(x), native(x), rtol=3e-2, atol=3e-2)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_compile_export_and_pickle_see_it(name):
     model = MODELS[name]().eval()

@@ -45,12 +45,13 @@ ACTIVATIONS = {"r": "relu", "6": "relu6", "s": "silu", "h": "hardswish"}  # batc
 ATTENTION = (layers.MultiheadAttention, nn.MultiheadAttention)
 MOST_WINDOW = 255  # of conv_bn_relu_pool
 HALVES = (torch.float16, torch.bfloat16)
+LAYER_NORM_2D = ("torchvision.models.convnext", "LayerNorm2d")
 
 
 def letter_of_class(cls: type) -> str:
-    letter = LETTER_OF.get(cls)
-    if letter is None and getattr(cls, "cuda_ops_native", None) and cls.__name__ == "LayerNorm2d":
-        letter = "2"  # torchvision's, whose converted class is made when the first one is met
+    letter, native = LETTER_OF.get(cls), getattr(cls, "cuda_ops_native", None)
+    if letter is None and native is not None and (native.__module__, native.__qualname__) == LAYER_NORM_2D:
+        letter = "2"  # its converted class is made when the first one is met
     if letter is None and getattr(cls, "cuda_ops_block", None):
         letter = "B"
     return letter or "-"
