@@ -1,5 +1,5 @@
-// The activation of forward's epilogues on CUDA cores. NaN stays. silu is none of them: with its exponentials, of all of a
-// thread's values after its products, a depthwise kernel took longer than it and batch_norm's pass apart.
+// The activation of forward's epilogues on CUDA cores. NaN stays. silu is none of them: with its exponentials, of all
+// of a thread's values after its products, a depthwise kernel took longer than it and batch_norm's pass apart.
 #ifndef CUDA_OPS_CONV2D_ACTIVATION_CUH
 #define CUDA_OPS_CONV2D_ACTIVATION_CUH
 
