@@ -49,8 +49,8 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
         for (int64_t column = 0; column < p.n; column++) {
             double sum = bias ? ((const float *)bias)[column] : 0;
             for (int64_t k = 0; k < p.k; k++)
-                sum += (double)((const float *)a)[p.transpose_a ? k * p.lda + row : row * p.lda + k] *
-                       (double)((const float *)b)[p.transpose_b ? column * p.ldb + k : k * p.ldb + column];
+                sum += get(a, p.transpose_a ? k * p.lda + row : row * p.lda + k, p.dtype) *
+                       get(b, p.transpose_b ? column * p.ldb + k : k * p.ldb + column, p.dtype);
             ((float *)d)[row * p.ldd + column] = (float)sum;
         }
     return CUDA_OPS_SUCCESS;
@@ -77,19 +77,22 @@ static void im2col(int64_t number)
     s.input_channels_last = s.output_channels_last = 1;
     s.weight_channels_last = one_in(2);
     const cuda_ops_conv2d_pass pass = (cuda_ops_conv2d_pass)random_below(3);
+    // 16 bits: the gradient of the input alone.
+    const cuda_ops_dtype dtype = pass != CUDA_OPS_CONV2D_BACKWARD_INPUT || one_in(2) ? CUDA_OPS_FLOAT32
+                                 : one_in(2)                                         ? CUDA_OPS_FLOAT16
+                                                                                     : CUDA_OPS_BFLOAT16;
     const int64_t C = s.in_channels, K = s.out_channels, N = s.batch;
     const ConvSizes sizes(s);
-    const Array input = Array(sizes.of[1], CUDA_OPS_FLOAT32).random(),
-                weight = Array(sizes.of[2], CUDA_OPS_FLOAT32).random();
-    const Array output = Array(sizes.of[0], CUDA_OPS_FLOAT32).random(), bias = Array(K, CUDA_OPS_FLOAT32).random();
-    const Array result(sizes.of[pass], CUDA_OPS_FLOAT32);
+    const Array input = Array(sizes.of[1], dtype).random(), weight = Array(sizes.of[2], dtype).random();
+    const Array output = Array(sizes.of[0], dtype).random(), bias = Array(K, dtype).random();
+    const Array result(sizes.of[pass], dtype);
     const bool with_bias = pass == CUDA_OPS_CONV2D_FORWARD && one_in(2);
     describe("case %lld: pass %d, %lld x %lld x %lld x %lld -> %lld, kernel %lld x %lld, stride %lld, %lld, padding "
-             "%lld, %lld, dilation %lld, %lld, weight channels_last %d",
+             "%lld, %lld, dilation %lld, %lld, weight channels_last %d, dtype %d",
              (long long)number, pass, (long long)N, (long long)C, (long long)s.in_height, (long long)s.in_width,
              (long long)K, (long long)s.kernel_height, (long long)s.kernel_width, (long long)s.stride_height,
              (long long)s.stride_width, (long long)s.padding_top, (long long)s.padding_left,
-             (long long)s.dilation_height, (long long)s.dilation_width, s.weight_channels_last);
+             (long long)s.dilation_height, (long long)s.dilation_width, s.weight_channels_last, dtype);
 
     const ConvOperands operands = {input, weight, output, with_bias ? &bias : nullptr, result};
     ConvCall call = call_of(pass, s, operands);
@@ -100,7 +103,8 @@ static void im2col(int64_t number)
 
     const ConvSums expected = sums_of(pass, s, operands);
     for (int64_t i = 0; i < sizes.of[pass]; i++)
-        expect_near("result", i, result[i], expected.values[(size_t)i], 1e-3);
+        expect_near("result", i, result[i], expected.values[(size_t)i],
+                    1e-3 + rounding_of(dtype) * fabs(expected.values[(size_t)i]));
 }
 
 int main(int argc, char **argv)

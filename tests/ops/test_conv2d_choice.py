@@ -150,6 +150,16 @@ def test_float32_by_columns_in_memory():
     assert "im2col" not in chosen((64, 3, 112, 112), (8, 3, 5, 5), padding=2, **half).values()
 
 
+def test_stems_by_columns_in_memory():
+    """The gradient of the few channels under a large stride, where patches share pixels."""
+    stem = chosen((2, 3, 224, 224), (64, 3, 11, 11), stride=4, padding=2)
+    assert stem["gradient of input"] == "im2col" and "im2col" not in (stem["forward"], stem["gradient of weight"])
+    contiguous = chosen((2, 3, 224, 224), (64, 3, 11, 11), stride=4, padding=2, channels_last=False)
+    assert contiguous["gradient of input"] == "im2col"  # of images that are copied
+    assert chosen((2, 3, 224, 224), (96, 3, 4, 4), stride=4)["gradient of input"] == "patches"
+    assert chosen((8, 64, 56, 56), (64, 64, 5, 5), stride=3, padding=2)["gradient of input"] == "sm90"
+
+
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_patch_embeddings_and_stems_by_patches(channels_last):
     """Few channels in 16 bits: patches that share no pixels, or few; the gradient of input only of the former."""

@@ -120,7 +120,8 @@ def test_forced_paths(path, dtype, force, allow_tf32):
 
 @pytest.mark.parametrize("case", [*PATH_CASES, (3, 20, 33, (9, 8), (1, 1), (2, 3), (0, 0), (1, 1))])
 def test_im2col(case, force, allow_tf32):
-    """Takes float32 of any kernel, stride, dilation and order of the weight, never rounded to TF32; nothing else."""
+    """Takes float32 of any kernel, stride, dilation and order of the weight, never rounded to TF32, and of 16 bits the
+    gradient of the input."""
     force("im2col")
     allow_tf32(True)
     for weight_format in FORMATS:
@@ -129,10 +130,14 @@ def test_im2col(case, force, allow_tf32):
             result = call()
             assert_close(result, expected, TOLERANCE[torch.float32], f"{name} {case}")
             assert torch.equal(result, call())
-    for name, asked, call, _ in products_of_passes(case, torch.float16):
-        assert asked() == ""
-        with pytest.raises(NotImplementedError, match=f"CUDA_OPS_CONV2D_PATH=im2col cannot .*{name}"):
-            call()
+    for dtype in (torch.float16, torch.bfloat16):
+        for weight_format in FORMATS:
+            for name, asked, call, expected in products_of_passes(case, dtype, weight_format):
+                if asked() == "im2col":
+                    assert_close(call(), expected, TOLERANCE[dtype], f"{name} {case} {dtype}")
+                    continue
+                with pytest.raises(NotImplementedError, match=f"CUDA_OPS_CONV2D_PATH=im2col cannot .*{name}"):
+                    call()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -50,6 +50,8 @@ static const ConvPath PATHS[] = {
      conv2d_depthwise},
     {CUDA_OPS_CONV2D_GEMM_1X1, "gemm_1x1", "conv2d/gemm_1x1.cu", "", conv2d_gemm_1x1_supports, conv2d_gemm_1x1_is_fast,
      conv2d_applies_relu, conv2d_gemm_1x1_workspace, conv2d_gemm_1x1},
+    {CUDA_OPS_CONV2D_IM2COL, "im2col", "conv2d/im2col.cu", "conv2d_im2col_kernel conv2d_col2im_kernel",
+     conv2d_im2col_supports, conv2d_im2col_is_fast, nullptr, conv2d_im2col_workspace, conv2d_im2col},
     {CUDA_OPS_CONV2D_SM90_HALO, "sm90_halo", "conv2d/sm90_halo/", "conv2d_sm90_halo_kernel", conv2d_sm90_halo_supports,
      conv2d_sm90_halo_is_fast, conv2d_applies_relu, conv2d_sm90_halo_workspace, conv2d_sm90_halo},
     {CUDA_OPS_CONV2D_GROUPED, "grouped", "conv2d/grouped/",
@@ -64,8 +66,6 @@ static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_PADDED, "padded", "conv2d/padded.cu",
      "conv2d_pad_channels_last_kernel conv2d_pad_channels_contiguous_kernel", conv2d_padded_supports,
      conv2d_padded_is_fast, nullptr, conv2d_padded_workspace, conv2d_padded},
-    {CUDA_OPS_CONV2D_IM2COL, "im2col", "conv2d/im2col.cu", "conv2d_im2col_kernel conv2d_col2im_kernel",
-     conv2d_im2col_supports, conv2d_im2col_is_fast, nullptr, conv2d_im2col_workspace, conv2d_im2col},
     {CUDA_OPS_CONV2D_WINOGRAD, "winograd", "conv2d/winograd/",
      "conv2d_winograd_image_kernel conv2d_winograd_weight_kernel conv2d_winograd_target_kernel "
      "conv2d_winograd_grad_weight_kernel",
@@ -186,7 +186,8 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
     const bool tensor_cores =
         dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16 || (dtype == CUDA_OPS_FLOAT32 && sizes->allow_tf32);
     if (better != CUDA_OPS_CONV2D_SM90 && better != CUDA_OPS_CONV2D_SM90_HALO && better != CUDA_OPS_CONV2D_MMA &&
-        better != CUDA_OPS_CONV2D_GROUPED && !(better == CUDA_OPS_CONV2D_GEMM_1X1 && tensor_cores))
+        better != CUDA_OPS_CONV2D_GROUPED &&
+        !((better == CUDA_OPS_CONV2D_GEMM_1X1 || better == CUDA_OPS_CONV2D_IM2COL) && tensor_cores))
         return 0;
     const double input = (double)sizes->batch * (double)(sizes->in_channels * sizes->in_height * sizes->in_width);
     const double output = (double)sizes->batch * (double)(sizes->out_channels * sizes->out_height * sizes->out_width);

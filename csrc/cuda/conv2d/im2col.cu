@@ -1,5 +1,5 @@
 // conv2d in float32, channels_last, by way of columns [pixel][tap][c], the input that each output pixel reads, as one
-// call of gemm:
+// call of gemm, and the gradient of the input in 16 bits, whose columns are float32 too:
 //
 //   output [pixel][o]      = columns [pixel][tap, c] weight^T
 //   columns                = grad_output [pixel][o] weight [o][tap, c], whose sums over taps are grad_input
@@ -7,7 +7,8 @@
 //
 // For what Winograd's algorithm does not take: the GEMM makes twice as many products in a time as the simt path, whose
 // addresses have to be computed on the way. A thread copies, or adds up, 16 bytes of a pixel; bound by memory. With a
-// 1x1 kernel and a stride the columns are the pixels that are read.
+// 1x1 kernel and a stride the columns are the pixels that are read. In 16 bits it is for the few channels of a stem whose
+// stride is larger than two: of every stride phase's tile of 64 columns the sm90 path would use three.
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/fast_division.cuh"
@@ -70,10 +71,21 @@ __device__ __forceinline__ void add_to(float4 &sum, float4 value)
     sum = make_float4(sum.x + value.x, sum.y + value.y, sum.z + value.z, sum.w + value.w);
 }
 
-// grad_input: the sum of what the columns have of each of its pixels, over the taps in their order.
-template <typename V>
+__device__ __forceinline__ void store_sum(float4 *to, float4 sum)
+{
+    *to = sum;
+}
+template <typename T>
+__device__ __forceinline__ void store_sum(T *to, float sum)
+{
+    *to = store_from_accumulate<T>(sum);
+}
+
+// grad_input: the sum of what the columns have of each of its pixels, over the taps in their order. Out: float4, or an
+// element of grad_input.
+template <typename V, typename Out>
 __global__ void __launch_bounds__(THREADS)
-    conv2d_col2im_kernel(V *grad_input, const V *columns, const __grid_constant__ Columns c)
+    conv2d_col2im_kernel(Out *grad_input, const V *columns, const __grid_constant__ Columns c)
 {
     wait_for_predecessor();
     release_successor();
@@ -97,7 +109,7 @@ __global__ void __launch_bounds__(THREADS)
                 add_to(sum, columns[(out * taps + row * c.kernel_width + column) * c.vectors + vector]);
             }
         }
-        grad_input[i] = sum;
+        store_sum(grad_input + i, sum);
     }
 }
 
@@ -132,7 +144,8 @@ static cuda_ops_gemm_problem problem_of(const ConvCall &call)
     p.ldb = p.transpose_b ? p.k : p.n;
     p.ldd = p.n;
     p.alpha = 1;
-    p.dtype = p.output_dtype = p.bias_dtype = CUDA_OPS_FLOAT32;
+    p.dtype = p.bias_dtype = call.dtype;
+    p.output_dtype = CUDA_OPS_FLOAT32;
     return p;
 }
 
@@ -142,7 +155,8 @@ static size_t weight_bytes(const ConvCall &call)
     const cuda_ops_conv2d_sizes &s = call.sizes;
     return conv2d_weight_is_channels_last(s)
                ? 0
-               : conv2d_round_to_256(s.out_channels * s.in_channels * s.kernel_height * s.kernel_width * 4);
+               : conv2d_round_to_256(s.out_channels * s.in_channels * s.kernel_height * s.kernel_width *
+                                     (call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2));
 }
 
 double conv2d_im2col_microseconds(const ConvCall &call, ConvDevice device)
@@ -159,8 +173,9 @@ Answer conv2d_im2col_supports(const ConvCall &call, ConvDevice device)
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if (device.multiprocessors < 1)
         return no("there is no GPU");
-    if (call.dtype != CUDA_OPS_FLOAT32)
-        return no("takes float32 alone");
+    const bool halves = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
+    if (call.dtype != CUDA_OPS_FLOAT32 && !(halves && is_input(call)))
+        return no("takes float32, and of 16 bits the gradient of the input");
     if (s.groups != 1)
         return CONV_NEEDS_ONE_GROUP;
     if (!conv2d_images_are_channels_last(s))
@@ -175,8 +190,17 @@ Answer conv2d_im2col_supports(const ConvCall &call, ConvDevice device)
     return gemm_path_on(problem_of(call), device) >= 0 ? YES : no("the GEMM has no kernel for the product");
 }
 
+// The channels and strides of a stem from which on 16 bits take this path.
+static constexpr int64_t FEW_CHANNELS = 4, LARGE_STRIDE = 3;
+
 Answer conv2d_im2col_is_fast(const ConvCall &call, ConvDevice device)
 {
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (call.dtype != CUDA_OPS_FLOAT32)
+        return s.in_channels <= FEW_CHANNELS && s.stride_height >= LARGE_STRIDE && s.stride_width >= LARGE_STRIDE &&
+                       s.kernel_height * s.kernel_width > 1
+                   ? YES
+                   : no("of 16 bits for few channels and strides of three and more");
     if (call.sizes.allow_tf32)
         return no("chosen only where float32 is not rounded to TF32");
     const double here = conv2d_im2col_microseconds(call, device);
@@ -198,7 +222,8 @@ size_t conv2d_im2col_workspace(const ConvCall &call, ConvDevice)
 
 static bool in_vectors(const ConvCall &call)
 {
-    return call.sizes.in_channels % 4 == 0 && is_aligned_16(is_input(call) ? call.result : call.input);
+    return call.dtype == CUDA_OPS_FLOAT32 && call.sizes.in_channels % 4 == 0 &&
+           is_aligned_16(is_input(call) ? call.result : call.input);
 }
 
 static Columns columns_of(const ConvCall &call)
@@ -232,10 +257,16 @@ static cuda_ops_status copy_columns(const ConvCall &call, void *columns)
     const dim3 grid(clamp_grid(ceil_div(c.count, THREADS)));
     const bool vectors = in_vectors(call);
     if (is_input(call) && vectors)
-        launch_dependent(conv2d_col2im_kernel<float4>, grid, THREADS, 0, call.stream, (float4 *)call.result,
+        launch_dependent(conv2d_col2im_kernel<float4, float4>, grid, THREADS, 0, call.stream, (float4 *)call.result,
                          (const float4 *)columns, c);
+    else if (is_input(call) && call.dtype == CUDA_OPS_BFLOAT16)
+        launch_dependent(conv2d_col2im_kernel<float, __nv_bfloat16>, grid, THREADS, 0, call.stream,
+                         (__nv_bfloat16 *)call.result, (const float *)columns, c);
+    else if (is_input(call) && call.dtype == CUDA_OPS_FLOAT16)
+        launch_dependent(conv2d_col2im_kernel<float, __half>, grid, THREADS, 0, call.stream, (__half *)call.result,
+                         (const float *)columns, c);
     else if (is_input(call))
-        launch_dependent(conv2d_col2im_kernel<float>, grid, THREADS, 0, call.stream, (float *)call.result,
+        launch_dependent(conv2d_col2im_kernel<float, float>, grid, THREADS, 0, call.stream, (float *)call.result,
                          (const float *)columns, c);
     else if (vectors)
         launch_dependent(conv2d_im2col_kernel<float4>, grid, THREADS, 0, call.stream, (float4 *)columns,

@@ -598,7 +598,7 @@ cuda_ops_status conv2d_sm90(const ConvCall &call, ConvDevice device)
 double conv2d_sm90_microseconds(const ConvCall &call, ConvDevice device)
 {
     // A launch, and how fast small kernels copy, and write a weight out of one sum, in vectors of four.
-    constexpr double START = 2, COPY_RATE = 1.5e6, WRITE_RATE = 20e3;
+    constexpr double START = 2, COPY_RATE = 1.5e6, WRITE_RATE = 60e3;
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const Steps steps = steps_of(call, device);
     // Of one group the tiles' times are an H100's, but of TF32's weight and of strides, and are whole calls'.
