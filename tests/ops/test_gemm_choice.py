@@ -121,7 +121,14 @@ NARROW = [
     (1, 16, 16, 574592, "TN", "float32"),
     (1, 24, 72, 387200, "TN", "float16"),
 ]
+# And long rows of D of a short k: the first layer of a network of positions.
+NARROW += [(1, 14400, 512, 2, "NT", dtype) for dtype in ("bfloat16", "float16", "tf32", "float32")]
+NARROW += [(1, 14400, 512, 3, "NN", "bfloat16"), (1, 14400, 512, 12, "NN", "float32")]
 NOT_NARROW = [
+    (1, 14400, 512, 12, "NN", "bfloat16"),
+    (1, 14400, 512, 16, "NN", "float16"),
+    (1, 14400, 512, 16, "NN", "tf32"),
+    (1, 512, 2048, 8, "TN", "bfloat16"),
     (1, 206400, 144, 32, "NN", "float16"),
     (1, 1600, 24, 24, "NT", "bfloat16"),
     (1, 96, 48, 277777, "TN", "bfloat16"),

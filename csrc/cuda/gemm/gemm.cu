@@ -45,9 +45,9 @@ static const GemmPath PATHS[] = {
     {16, "padded", "gemm/padded.cu",
      "gemm_align_kernel gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_triple_kernel gemm_sm90_skinny_kernel",
      gemm_padded_supports, gemm_padded_workspace, gemm_padded},
-    // 17: a long operand with few columns.
-    {17, "narrow", "gemm/narrow/", "gemm_narrow_rows_kernel gemm_narrow_columns_kernel", gemm_narrow_supports,
-     gemm_narrow_workspace, gemm_narrow},
+    // 17: a long operand with few columns, or few of k and long rows of D.
+    {17, "narrow", "gemm/narrow/", "gemm_narrow_rows_kernel gemm_narrow_columns_kernel gemm_narrow_outer_kernel",
+     gemm_narrow_supports, gemm_narrow_workspace, gemm_narrow},
 };
 
 static const GemmPath *path_numbered(int number)
