@@ -38,7 +38,7 @@ from cuda_ops._library import ops
 MEAN, WORST = 0.03, 0.15  # what the choice aims at
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_K = 64  # of a split
-NARROW_SPLITS, NARROW_COLUMNS = (16, 33, 66, 132, 264), 256
+NARROW_SPLITS, NARROW_COLUMNS, NARROW_SHORT_K = (16, 33, 66, 132, 264), 256, 16  # 4 in 16 bits
 SIZES = {"m": (1, 8192), "n": (1, 8192), "k": (8, 8192), "channels": (3, 1024), "plane": (4, 112)}
 MOST_ELEMENTS, MOST_PRODUCTS = 1 << 26, 5e10  # of a draw
 FINALISTS = 3  # of which, and of the choice, the regret is told
@@ -184,7 +184,7 @@ def plans(draw: Gemm, known: dict[str, list[dict]], multiprocessors: int) -> lis
     """Path, tile, splits of k and whether the operands are exchanged, of all that may take the product: which do, a
     call tells. Splits as far as they fill the GPU twice."""
     found = {(SIMT, 0, 1, 0): None} if DTYPES[draw.dtype] == torch.float32 else {}
-    if draw.batch == 1 and draw.order[0] == "N":
+    if draw.batch == 1 and (draw.order[0] == "N" or (draw.k <= NARROW_SHORT_K and draw.n > NARROW_COLUMNS)):
         found[NARROW, 0, 1, 0] = None
     elif draw.batch == 1 and draw.order == "TN" and max(draw.m, draw.n) <= NARROW_COLUMNS:
         found |= {(NARROW, 0, splits, 0): None for splits in NARROW_SPLITS if draw.k >= splits * LEAST_K}

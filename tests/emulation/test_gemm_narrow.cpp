@@ -21,15 +21,17 @@ static void gemm(int64_t number)
     p.dtype = p.output_dtype = p.bias_dtype = KINDS[random_below(3)];
     const bool columns = one_in(2); // a long k, else a long m
     const int64_t rows = random_size(700);
-    p.m = columns ? random_size(70) : rows, p.k = columns ? rows : random_size(70), p.n = random_size(70);
+    const bool outer = !columns && one_in(3); // a short k, and long rows of D
+    p.m = columns || outer ? random_size(70) : rows, p.n = outer ? random_in(257, 1100) : random_size(70);
+    p.k = columns ? rows : outer ? random_in(1, p.dtype == CUDA_OPS_FLOAT32 ? 16 : 4) : random_size(70);
     p.batch = 1;
-    p.transpose_a = columns, p.transpose_b = !columns && one_in(2);
+    p.transpose_a = columns || (outer && one_in(2)), p.transpose_b = !columns && one_in(2);
     p.alpha = one_in(2) ? 1 : 0.5;
     p.activation = one_in(2) ? CUDA_OPS_GEMM_RELU : CUDA_OPS_GEMM_NONE;
-    p.lda = p.transpose_a ? p.m : p.k;
+    p.lda = (p.transpose_a ? p.m : p.k) + (outer && one_in(2) ? random_in(1, 9) : 0);
     p.ldb = (p.transpose_b ? p.k : p.n) + (columns || one_in(2) ? 0 : random_in(1, 9));
-    p.ldd = p.n;
-    const Array a = aligned(p.m * p.k, p.dtype).random(), d = aligned(p.m * p.n, p.dtype);
+    p.ldd = p.n + (outer && one_in(2) ? random_in(1, 9) : 0);
+    const Array a = aligned((p.transpose_a ? p.k : p.m) * p.lda, p.dtype).random(), d = aligned(p.m * p.ldd, p.dtype);
     const Array b = aligned((p.transpose_b ? p.n : p.k) * p.ldb, p.dtype).random();
     const Array bias = Array(p.n, p.dtype).random();
     const GemmDevice device = {90, 3, 227 << 10};

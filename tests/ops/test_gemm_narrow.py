@@ -61,6 +61,25 @@ def test_columns(dtype):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_short_k(dtype):
+    """Long rows of D and a k of up to 16, or 4 in 16 bits: every storage order, rows of no whole four, more rows than
+    blocks have at once, and an address that is no multiple of 16 bytes."""
+    needs_ampere()
+    sizes = [(1, 257, 1), (33, 512, 2), (31, 1027, 3), (100003, 260, 4)]
+    sizes += [(500, 2500, 9), (70, 384, 16), (9, 300, 7)] if dtype.itemsize == 4 else []
+    for m, n, k in sizes:
+        for left, right in itertools.product((False, True), repeat=2):
+            a, b = matrix(m, k, dtype, left), matrix(k, n, dtype, right, seed=1)
+            d = ops.gemm_planned(a, b, (NARROW, 0, 1, 0))
+            check(d, a.double() @ b.double(), dtype, f"{m}x{n}x{k} {left} {right}")
+            assert torch.equal(d, ops.gemm_planned(a, b, (NARROW, 0, 1, 0)))
+    moved = torch.randn(40 * 4 + 1, device="cuda").to(dtype)[1:].view(40, 4)
+    b = matrix(4, 300, dtype)
+    check(ops.gemm_planned(moved, b, (NARROW, 0, 1, 0)), moved.double() @ b.double(), dtype, "moved")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layers(dtype, monkeypatch):
     """linear with its bias, its relu and its gradients; a call that the path does not take."""
     needs_ampere()

@@ -45,9 +45,9 @@ static const GemmPath PATHS[] = {
     {16, "padded", "gemm/padded.cu",
      "gemm_align_kernel gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_triple_kernel gemm_sm90_skinny_kernel",
      gemm_padded_supports, gemm_padded_workspace, gemm_padded},
-    // 17: a long operand with few columns.
-    {17, "narrow", "gemm/narrow/", "gemm_narrow_rows_kernel gemm_narrow_columns_kernel", gemm_narrow_supports,
-     gemm_narrow_workspace, gemm_narrow},
+    // 17: a long operand with few columns, or few of k and long rows of D.
+    {17, "narrow", "gemm/narrow/", "gemm_narrow_rows_kernel gemm_narrow_columns_kernel gemm_narrow_outer_kernel",
+     gemm_narrow_supports, gemm_narrow_workspace, gemm_narrow},
 };
 
 static const GemmPath *path_numbered(int number)
@@ -256,14 +256,14 @@ static double row_nanoseconds(int64_t pitch)
 // From so many multiply-adds on the card's power is the limit, and 16-bit tiles that move more bytes for their products
 // take longer than their times in short runs say; so does the tile of 80 columns where it loads 128, as it does of an
 // operand that is stored along them.
-static constexpr double LARGE = 6e10, MOVES_MORE = 1.12, LOADS_128_COLUMNS = 1.27;
+static constexpr double LARGE = 6e10, MOVES_MORE = 1.11, LOADS_128_COLUMNS = 1.27;
 
 // Gradients of weights of so many rows: both operands are stored along m and n, and come from device memory. There the
 // tile of 192 columns, and the one of 128 whose blocks lie side by side, take longer than their times say, the latter
 // most where the rows of neither operand are multiples of 512 bytes.
 static constexpr int64_t MANY_ROWS = 8192;
 static constexpr int TILE_SIDE_BY_SIDE = 10;
-static constexpr double BY_192 = 1.03, SIDE_BY_SIDE = 1.15, SIDE_BY_SIDE_ODD_ROWS = 1.45;
+static constexpr double BY_192 = 1.07, SIDE_BY_SIDE = 1.03, SIDE_BY_SIDE_ODD_ROWS = 1.18;
 
 static double slower_of_many_rows(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -400,8 +400,9 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
     switch (t.path) {
     case GEMM_MMA: // float64's small tiles are Hopper's
         return !swapped && (t.tile == 0 || device.capability >= 90);
-    case GEMM_SM90: // 128 x 80 is timed for a D of few rows only, which it splits over all SMs
-        return gemm_sm90_takes(p, t.tile, swapped) && (t.n != 80 || (swapped ? p.n : p.m) <= t.m * t.cluster_m);
+    case GEMM_SM90: // 128 x 80 makes one tile a block: for a D that is one wave of it
+        return gemm_sm90_takes(p, t.tile, swapped) &&
+               (t.n != 80 || clusters_of(t, p, swapped ? p.n : p.m, swapped ? p.m : p.n) * 2 <= device.multiprocessors);
     case GEMM_SM90_SKINNY:
         return true;
     default:

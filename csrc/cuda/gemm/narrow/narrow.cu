@@ -2,8 +2,9 @@
 //
 //   D = activation(alpha * A op(B) + bias)    A m x k, D m x n, with a long m and short rows    (narrow/rows.cuh)
 //   D = activation(alpha * A^T B + bias)      A k x m, B k x n, with a long k and a small D     (narrow/columns.cuh)
+//   D = activation(alpha * op(A) op(B) + bias)    with a short k and long rows of D             (narrow/outer.cuh)
 //
-// The rows of the long operands follow one another without a gap, so that they stream as one stretch of memory,
+// In the first two the rows of the long operands follow one another without a gap, so that they stream as one stretch of memory,
 // whatever a row's length, and whatever tiles of wgmma or rows of TMA it would fill. Each warp has a pipeline of its
 // own. Bound by memory: A and D, or A and B, once; 1.3 to 3.2 TB/s of 18 MB and more, up to 88
 // columns wide, start included, on an H200.
@@ -89,9 +90,31 @@ static NarrowColumns columns_of(const GemmCall &call, GemmDevice device, int *pi
     return work;
 }
 
+// A short k and long rows of D, whatever the storage order.
+static bool is_outer(const cuda_ops_gemm_problem &p)
+{
+    return p.k <= (p.dtype == CUDA_OPS_FLOAT32 ? NARROW_SHORT_K : NARROW_SHORT_K_OF_HALVES) && p.n > MOST_COLUMNS;
+}
+
 static bool is_sum_over_rows(const cuda_ops_gemm_problem &p)
 {
-    return p.transpose_a && !p.transpose_b;
+    return p.transpose_a && !p.transpose_b && !is_outer(p);
+}
+
+static NarrowOuter outer_of(const GemmCall &call)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    NarrowOuter work = {};
+    work.a = call.a, work.b = call.b, work.bias = call.bias, work.d = call.d;
+    work.m = p.m, work.n = p.n, work.k = (int)p.k;
+    work.a_m = p.transpose_a ? 1 : p.lda, work.a_k = p.transpose_a ? p.lda : 1;
+    work.b_k = p.transpose_b ? 1 : p.ldb, work.b_n = p.transpose_b ? p.ldb : 1;
+    work.ldd = p.ldd;
+    work.alpha = (float)p.alpha;
+    work.relu = p.activation == CUDA_OPS_GEMM_RELU;
+    work.bias_is_float = p.bias_dtype == CUDA_OPS_FLOAT32;
+    work.fours = p.n % 4 == 0 && p.ldd % 4 == 0 && is_aligned_16(call.d);
+    return work;
 }
 
 Answer gemm_narrow_supports(const GemmCall &call, GemmDevice device)
@@ -101,6 +124,9 @@ Answer gemm_narrow_supports(const GemmCall &call, GemmDevice device)
         return NEEDS_80;
     if (p.dtype == CUDA_OPS_FLOAT64 || p.batch != 1 || p.k == 0 || p.preactivation)
         return no("takes no float64, batches, k of zero or preactivation");
+    if (is_outer(p))
+        return p.output_dtype == p.dtype && p.activation <= CUDA_OPS_GEMM_RELU ? YES
+                                                                               : no("stores another dtype, or gelu");
     if (p.unaligned_a || !is_aligned_16(call.a))
         return no("A is not aligned to 16 bytes");
     if (is_sum_over_rows(p)) {
@@ -175,9 +201,30 @@ static double columns_microseconds(const cuda_ops_gemm_problem &p, GemmDevice de
     return t.start + least + t.block * pieces + t.megabyte * 1e-6 * (double)(dtype_size(p.dtype) * p.k * (p.m + p.n));
 }
 
+// By D's bytes, or by a thread's instructions: for each four elements of D k products of them, and some 16 besides. B's
+// columns are loaded first, k by k; in 16 bits they are as many loads of half the bytes.
+struct OuterTimes {
+    double start, k, bytes_rate;
+};
+static constexpr OuterTimes OUTER_16 = {2.6, 0.45, 2.95e6}, OUTER_32 = {3.0, 0.19, 3.4e6};
+static constexpr double OUTER_INSTRUCTIONS = 16,
+                        OUTER_RATE = 3500; // of a warp, on each multiprocessor in a microsecond
+
+static double outer_microseconds(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    const OuterTimes &t = p.dtype == CUDA_OPS_FLOAT32 ? OUTER_32 : OUTER_16;
+    const double k = p.k <= 2 ? 2 : p.k <= 4 ? 4 : p.k <= 8 ? 8 : 16;
+    const double bytes = (double)(dtype_size(p.dtype) * (p.m * p.k + p.k * p.n + p.m * p.n)) / t.bytes_rate;
+    const double instructions = (double)p.m * (double)p.n / (4 * WARP_SIZE) * (4 * k + OUTER_INSTRUCTIONS) /
+                                (OUTER_RATE * device.multiprocessors);
+    return t.start + t.k * k + (bytes > instructions ? bytes : instructions);
+}
+
 double gemm_narrow_microseconds(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     int64_t splits = 1;
+    if (is_outer(p))
+        return outer_microseconds(p, device);
     return is_sum_over_rows(p) ? columns_microseconds(p, device, &splits) : rows_microseconds(p, device);
 }
 
@@ -206,6 +253,12 @@ cuda_ops_status gemm_narrow_planned(const GemmCall &call, GemmDevice device, con
     if (!gemm_narrow_supports(call, device) || plan.tile != 0 || plan.swapped)
         return CUDA_OPS_INVALID_ARGUMENT;
     const bool float32 = p.dtype == CUDA_OPS_FLOAT32, bfloat16 = p.dtype == CUDA_OPS_BFLOAT16;
+    if (is_outer(p)) {
+        const auto launch = float32    ? gemm_narrow_outer_float32
+                            : bfloat16 ? gemm_narrow_outer_bfloat16
+                                       : gemm_narrow_outer_float16;
+        return plan.splits == 1 ? launch(outer_of(call), device, call.stream) : CUDA_OPS_INVALID_ARGUMENT;
+    }
     if (!is_sum_over_rows(p)) {
         int sharing = 0;
         const NarrowRows work = rows_of(call, device, &sharing);

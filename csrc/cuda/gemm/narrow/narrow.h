@@ -1,4 +1,4 @@
-// narrow's two kernels: their work, and the launchers by dtype.
+// narrow's three kernels: their work, and the launchers by dtype.
 #ifndef CUDA_OPS_GEMM_NARROW_NARROW_H
 #define CUDA_OPS_GEMM_NARROW_NARROW_H
 
@@ -18,6 +18,19 @@ struct NarrowRows {
     float alpha;
     int relu, bias_is_float;
     int b_bytes, warp_bytes; // of shared memory: B's copy, and each warp's
+};
+
+// D (m x n) of A and B with a short k, in any storage order: the distances of elements along m, k and n. In 16 bits the
+// tensor cores are faster from 5 of k on.
+static constexpr int NARROW_SHORT_K = 16, NARROW_SHORT_K_OF_HALVES = 4;
+struct NarrowOuter {
+    const void *a, *b, *bias;
+    void *d;
+    int64_t m, n, a_m, a_k, b_k, b_n, ldd;
+    int k, relu, bias_is_float;
+    int fours; // four neighbours of a row of D may be written at once
+    float alpha;
+    int lanes, across; // threads along a row of D, and blocks
 };
 
 // Partial sums of D (m x n) of A (rows x m) transposed and B (rows x n), a split each block.
@@ -42,6 +55,9 @@ static inline int narrow_columns_bytes(const NarrowColumns &work, int size)
 cuda_ops_status gemm_narrow_rows_bfloat16(const NarrowRows &work, GemmDevice device, cudaStream_t stream);
 cuda_ops_status gemm_narrow_rows_float16(const NarrowRows &work, GemmDevice device, cudaStream_t stream);
 cuda_ops_status gemm_narrow_rows_float32(const NarrowRows &work, GemmDevice device, cudaStream_t stream);
+cuda_ops_status gemm_narrow_outer_bfloat16(const NarrowOuter &work, GemmDevice device, cudaStream_t stream);
+cuda_ops_status gemm_narrow_outer_float16(const NarrowOuter &work, GemmDevice device, cudaStream_t stream);
+cuda_ops_status gemm_narrow_outer_float32(const NarrowOuter &work, GemmDevice device, cudaStream_t stream);
 cuda_ops_status gemm_narrow_columns_bfloat16(const NarrowColumns &work, int64_t splits, int64_t pieces,
                                              cudaStream_t stream);
 cuda_ops_status gemm_narrow_columns_float16(const NarrowColumns &work, int64_t splits, int64_t pieces,

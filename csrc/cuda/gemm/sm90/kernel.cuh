@@ -4,6 +4,7 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
+#include "gemm/sm90/ahead.cuh"
 #include "gemm/sm90/store.cuh"
 #include "gemm/sm90/tile.cuh"
 #include "ptx/barrier.cuh"
@@ -91,6 +92,29 @@ __device__ __forceinline__ void load_column(uint32_t to, const CUtensorMap *map,
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
         tma_load_3d(to + part * LINES * SWIZZLE_ROW, map, arrived, inner, line + part * LINES, batch);
+}
+
+// Of the block's first tile.
+template <typename C>
+__device__ __forceinline__ void prefetch_first(const OddGemmWork &work, const CUtensorMap *map_a,
+                                               const CUtensorMap *map_b, int rank_m, int rank_n)
+{
+    const TileCoordinates tile = tile_coordinates<C>(work, blockIdx.x / C::CLUSTER, rank_m, rank_n);
+    const int columns = max(1, work.clusters_n), rows = max(1, work.clusters_m);
+    const Ahead ahead = {min(work.ahead, tile.steps),
+                         tile.k_begin,
+                         tile.m,
+                         tile.n,
+                         work.a_shared ? 0 : tile.batch,
+                         work.b_shared ? 0 : tile.batch,
+                         rank_m,
+                         rank_n,
+                         tile.lone,
+                         columns,
+                         rows,
+                         tile.n / (C::N * C::CLUSTER_N) % columns,
+                         tile.m / (C::M * C::CLUSTER_M) % rows};
+    prefetch_ahead<C>(ahead, map_a, map_b);
 }
 
 // The producer thread: fills the pipeline, tile after tile.
@@ -411,7 +435,11 @@ __global__ void __launch_bounds__(C::THREADS, C::SHARING)
         fence_mbarrier_init();
     }
     if constexpr (C::CLUSTER > 1)
-        cluster_sync_relaxed();
+        cluster_arrive_relaxed_aligned();
+    if (work.ahead > 0 && threadIdx.x == C::PRODUCER * WARPGROUP)
+        prefetch_first<C>(work, &map_a, &map_b, rank_m, rank_n);
+    if constexpr (C::CLUSTER > 1)
+        cluster_wait_aligned();
     else
         __syncthreads();
     wait_for_predecessor();
@@ -447,7 +475,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
                                                  C::ROW, C::K / C::CLUSTER_M)
                                       : make_map(&map_b, call.b, p.dtype, tf32, p.k, p.n, p.batch, p.ldb, p.stride_b,
                                                  C::ROW, C::N / C::CLUSTER_M));
-    OddGemmWork work = {work_of(call), 0};
+    OddGemmWork work = {{work_of(call), 0}, 0};
     const int64_t wanted = plan.splits > 1 ? plan.splits : 1, chunk = ceil_div(ceil_div(p.k, wanted), C::K) * C::K;
     const int64_t splits = ceil_div(p.k, chunk); // none is empty
     work.splits = (int)splits, work.chunk = (int)chunk;
@@ -479,6 +507,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     const auto kernel = gemm_sm90_kernel<C>;
     allow_shared_memory(kernel, C::SHARED_BYTES);
     const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER;
+    work.ahead = stages_ahead(splits);
     const int64_t clusters = C::ONE_TILE || total < room ? total : room;
     start_clusters(kernel, clusters * C::CLUSTER, C::THREADS, C::CLUSTER, C::SHARED_BYTES, device.capability,
                    call.stream, map_a, map_b, map_d, work);

@@ -7,6 +7,7 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
+#include "gemm/sm90/ahead.cuh"
 #include "gemm/sm90/store.cuh"
 #include "gemm/sm90/tile.cuh"
 #include "ptx/barrier.cuh"
@@ -62,7 +63,7 @@ __device__ __forceinline__ PairCoordinates pair_coordinates(const GemmWork &work
 template <typename C>
 __device__ __forceinline__ void pair_produce(const GemmWork &work, const PairCoordinates &tile,
                                              const CUtensorMap *map_a, const CUtensorMap *map_b, uint32_t stages,
-                                             uint32_t full, uint32_t empty, int rank)
+                                             uint32_t full, uint32_t empty)
 {
     const int batch_a = work.a_shared ? 0 : tile.batch, batch_b = work.b_shared ? 0 : tile.batch;
     int stage = 0, phase = 0, k = tile.first_step * C::K;
@@ -172,7 +173,7 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairCoo
 template <typename C>
 __global__ void __launch_bounds__(C::THREADS, 1)
     gemm_sm90_pair_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                          const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
+                          const __grid_constant__ CUtensorMap map_d, const __grid_constant__ AheadGemmWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ char shared[];
@@ -199,13 +200,18 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     // Waited for before the other block is written to. No block waits for the other at its end: one that has received
     // all it waits for is written to no more.
     cluster_arrive_relaxed();
+    const PairCoordinates tile = pair_coordinates<C>(work, rank);
+    if (work.ahead > 0 && threadIdx.x == 0)
+        prefetch_ahead<C>({min(work.ahead, tile.steps), tile.first_step * C::K, tile.m, tile.n,
+                           work.a_shared ? 0 : tile.batch, work.b_shared ? 0 : tile.batch, 0, 0, false, work.clusters_n,
+                           work.clusters_m, tile.n / C::N, tile.m / C::M},
+                          &map_a, &map_b);
     wait_for_predecessor();
     release_successor();
-    const PairCoordinates tile = pair_coordinates<C>(work, rank);
     if (threadIdx.x < WARPGROUP) {
         setmaxnreg_dec<C::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
-            pair_produce<C>(work, tile, &map_a, &map_b, stages, full, empty, rank);
+            pair_produce<C>(work, tile, &map_a, &map_b, stages, full, empty);
         cluster_wait(); // completes the arrival above
     } else {
         setmaxnreg_inc<C::REGISTERS>();
@@ -226,7 +232,7 @@ static cuda_ops_status launch_pair(const GemmCall &call, GemmDevice device, cons
              : make_map(&map_a, call.a, p.dtype, false, p.k, p.m, p.batch, p.lda, p.stride_a, C::ROW, C::M)) &&
         (C::B_MN_MAJOR ? make_map(&map_b, call.b, p.dtype, false, p.n, p.k, p.batch, p.ldb, p.stride_b, C::ROW, C::K)
                        : make_map(&map_b, call.b, p.dtype, false, p.k, p.n, p.batch, p.ldb, p.stride_b, C::ROW, C::N));
-    GemmWork work = work_of(call);
+    AheadGemmWork work = {work_of(call), 0};
     work.clusters_m = (int)ceil_div(p.m, C::M);
     work.clusters_n = (int)ceil_div(p.n, C::N);
     work.swapped = plan.swapped;
@@ -241,6 +247,7 @@ static cuda_ops_status launch_pair(const GemmCall &call, GemmDevice device, cons
     const int64_t total = (int64_t)work.clusters_m * work.clusters_n * p.batch;
     if (!mapped || total > INT32_MAX / 2)
         return CUDA_OPS_INVALID_ARGUMENT;
+    work.ahead = stages_ahead(1);
     const auto kernel = gemm_sm90_pair_kernel<C>;
     allow_shared_memory(kernel, C::SHARED_BYTES);
     start_clusters(kernel, total * 2, C::THREADS, 2, C::SHARED_BYTES, device.capability, call.stream, map_a, map_b,

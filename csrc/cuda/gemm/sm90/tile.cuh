@@ -101,10 +101,15 @@ struct GemmWork {
     int whole;           // 16 bytes of a row of D and of the preactivation may be written at once
 };
 
+// `ahead`: stages that a block asks of the L2 before it waits for the kernel before (gemm/sm90/ahead.cuh).
+struct AheadGemmWork : GemmWork {
+    int ahead;
+};
+
 // A cluster of two tiles shares the operand that gives the tiles their columns (CLUSTER_M of two) or their rows. Where
 // D has an odd number of tiles in the cluster's direction, the last line of them is taken by clusters that lie along
 // it: their blocks send each other nothing, and each loads both operands by itself.
-struct OddGemmWork : GemmWork {
+struct OddGemmWork : AheadGemmWork {
     int lone; // such clusters, after the clusters_m * clusters_n whole ones of each product
 };
 

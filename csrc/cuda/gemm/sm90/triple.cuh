@@ -42,7 +42,10 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         }
         fence_mbarrier_init();
     }
-    cluster_sync_relaxed();
+    cluster_arrive_relaxed_aligned();
+    if (work.ahead > 0 && threadIdx.x == C::PRODUCER * WARPGROUP)
+        prefetch_first<C>(work, &map_a, &map_b, rank_m, 0);
+    cluster_wait_aligned();
     wait_for_predecessor();
     release_successor();
     // 512 threads of 128 registers: 40 for the producer's, 152 for the consumers'.
@@ -70,7 +73,7 @@ static cuda_ops_status launch_triple_tile(const GemmCall &call, GemmDevice devic
                                                  C::ROW, C::K / C::CLUSTER_M)
                                       : make_map(&map_b, call.b, p.dtype, false, p.k, p.n, p.batch, p.ldb, p.stride_b,
                                                  C::ROW, C::N / C::CLUSTER_M));
-    OddGemmWork work = {work_of(call), 0};
+    OddGemmWork work = {{work_of(call), 0}, 0};
     const int64_t wanted = plan.splits > 1 ? plan.splits : 1, chunk = ceil_div(ceil_div(p.k, wanted), C::K) * C::K;
     const int64_t splits = ceil_div(p.k, chunk); // none is empty
     work.splits = (int)splits, work.chunk = (int)chunk;
@@ -97,6 +100,7 @@ static cuda_ops_status launch_triple_tile(const GemmCall &call, GemmDevice devic
     const auto kernel = gemm_sm90_triple_kernel<C>;
     allow_shared_memory(kernel, C::SHARED_BYTES);
     const int64_t room = device.multiprocessors / C::CLUSTER, clusters = total < room ? total : room;
+    work.ahead = stages_ahead(splits);
     start_clusters(kernel, clusters * C::CLUSTER, C::THREADS, C::CLUSTER, C::SHARED_BYTES, device.capability,
                    call.stream, map_a, map_b, map_d, work);
     const cuda_ops_status status = launch_status();
