@@ -8,6 +8,7 @@
 
 #include "cuda_ops/attention.h"
 
+#include "attention/sequences.h"
 #include "common/common.h"
 #include "common/exponential.h"
 #include "gemm/single_thread.h"
@@ -55,34 +56,10 @@ static int64_t block_elements(const cuda_ops_attention *call)
     return query_block(call) * (key_block(call) + ROW_GAP);
 }
 
-static int64_t head_of_keys(const cuda_ops_attention *call, int64_t head)
-{
-    return head / (call->heads / call->key_heads);
-}
-
 /* The row of logsumexp. */
 static int64_t row_of(const struct attention_block *block, int64_t i)
 {
     return block->first_row + i;
-}
-
-/* The call with the lengths of one of its sequences. Packed tensors have no batch, whatever its strides say. */
-static cuda_ops_attention call_of_sequence(const cuda_ops_attention *call, const cuda_ops_attention_sequence *s)
-{
-    cuda_ops_attention one = *call;
-    one.queries = s->queries, one.keys = s->keys, one.diagonal = s->diagonal;
-    if (call->sequences.query_starts) {
-        one.query.batch = one.key.batch = one.value.batch = one.output.batch = 0;
-        one.grad_output.batch = one.grad_query.batch = one.grad_key.batch = one.grad_value.batch = 0;
-    }
-    return one;
-}
-
-static int64_t first_row_of(const cuda_ops_attention *call, const cuda_ops_attention_sequence *s, int64_t batch,
-                            int64_t head)
-{
-    return call->sequences.query_starts ? head * call->sequences.query_rows + s->first_query
-                                        : (batch * call->heads + head) * call->queries;
 }
 
 /* Where key j of a sequence is, in rows of the batch's stride: the sequence itself, or a page of a cache. */
@@ -444,8 +421,7 @@ static void FN(attention_forward)(REAL *output, REAL *logsumexp, const REAL *que
     const int64_t blocks = query_blocks(all), columns = key_block(all);
     struct attention_block block = {.pitch = columns + ROW_GAP};
     for (int64_t part = begin; part < end; part++) {
-        /* First and last in turn: where a mask is causal, neighbouring parts cost about the same together. */
-        const int64_t turn = part % blocks, i = (turn % 2 ? blocks - 1 - turn / 2 : turn / 2) * query_block(all);
+        const int64_t i = in_turn(part % blocks, blocks) * query_block(all);
         block.head = part / blocks % all->heads;
         block.batch = part / blocks / all->heads;
         const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(all, block.batch);

@@ -149,6 +149,29 @@ static cuda_ops_attention attention_call(const char *op, std::array<Tensor, 2> &
     return call;
 }
 
+// Products of tile registers against those of float32, for a thread's least work.
+constexpr double TILES_FASTER = 8.0;
+
+bool attention_forward_of_halves(const char *op, const Tensor &output, const Tensor &logsumexp, const Tensor &query,
+                                 const Tensor &key, const Tensor &value, const cuda_ops_attention &call,
+                                 cuda_ops_dtype dtype)
+{
+    if (!is_cpu_half(query) || !cuda_ops_attention_takes_halves_cpu(&call, 0, 0, dtype))
+        return false;
+    int not_finite = 0;
+    const int64_t parts = cuda_ops_attention_halves_forward_parts_cpu(&call);
+    const double multiply_adds = static_cast<double>(logsumexp.numel()) * static_cast<double>(call.keys) *
+                                 static_cast<double>(call.head_dim + call.value_dim);
+    parallel_parts(op, parts, multiply_adds / static_cast<double>(parts) / TILES_FASTER,
+                   cuda_ops_attention_halves_forward_workspace_cpu(&call, dtype),
+                   [&](void *workspace, int64_t begin, int64_t end) {
+                       return cuda_ops_attention_halves_forward_cpu(
+                           output.data_ptr(), logsumexp.data_ptr(), query.const_data_ptr(), key.const_data_ptr(),
+                           value.const_data_ptr(), workspace, &not_finite, &call, begin, end, dtype);
+                   });
+    return not_finite == 0;
+}
+
 // The third output lets backward draw the same numbers again: seed and offset, 2 int64 on query's device; none without
 // dropout.
 // products: the half that the tensors were widened from on the CPU; else float32.
@@ -175,6 +198,8 @@ static std::tuple<Tensor, Tensor, Tensor> attention_forward_of(const Tensor &que
     }
     call.output = attention_strides(output);
     call.products = products;
+    if (attention_forward_of_halves(op, output, logsumexp, q, k, v, call, dtype))
+        return {output, logsumexp, state};
     if (is_cpu_half(query)) {
         const auto [result, sums, drawn] = attention_forward_of(widened(query), widened(key), widened(value),
                                                                 widened(mask), alibi_slopes, options, dtype);

@@ -106,6 +106,12 @@ static std::tuple<Tensor, Tensor> attention_varlen_forward(const Tensor &query, 
     call.output = packed_strides(output);
     if (logsumexp.numel() == 0)
         return {output, logsumexp};
+    if (!q.is_cuda()) {
+        output.zero_(); // rows of no sequence
+        logsumexp.fill_(-std::numeric_limits<double>::infinity());
+    }
+    if (attention_forward_of_halves(op, output, logsumexp, q, k, v, call, dtype))
+        return {output, logsumexp};
     if (is_cpu_half(query)) {
         const auto [result, sums] =
             in_float32(attention_varlen_forward, query, key, value, cu_seqlens_q, cu_seqlens_k, alibi_slopes,
@@ -122,8 +128,6 @@ static std::tuple<Tensor, Tensor> attention_varlen_forward(const Tensor &query, 
                                                             dtype, current_stream(op)));
         return {output, logsumexp};
     }
-    output.zero_(); // rows of no sequence
-    logsumexp.fill_(-std::numeric_limits<double>::infinity());
     const int64_t parts = cuda_ops_attention_forward_parts_cpu(&call);
     parallel_parts(
         op, parts,
