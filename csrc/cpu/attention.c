@@ -8,6 +8,7 @@
 
 #include "cuda_ops/attention.h"
 
+#include "attention/lanes.h"
 #include "attention/sequences.h"
 #include "common/common.h"
 #include "common/exponential.h"
@@ -16,7 +17,7 @@
 
 /* Rows and columns of a block of scores: 64 is as many as gemm takes without packing the keys, and 64 x 512 floats are
  * a part of the second-level cache. */
-enum { QUERY_BLOCK = 64, KEY_BLOCK = 512, MOST_QUERIES = 128 };
+enum { QUERY_BLOCK = LANES_QUERIES, KEY_BLOCK = 512, MOST_QUERIES = 128 };
 /* Between rows of scores, which would else lie at powers of two. */
 enum { ROW_GAP = 16 };
 
@@ -166,7 +167,8 @@ int64_t cuda_ops_attention_forward_parts_cpu(const cuda_ops_attention *call)
 
 int64_t cuda_ops_attention_forward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype)
 {
-    return products_workspace() + block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    const int64_t bytes = products_workspace() + block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    return max_i64(bytes, cuda_ops_attention_lanes_workspace(call, false));
 }
 
 cuda_ops_status cuda_ops_attention_forward_cpu(void *output, void *logsumexp, const void *query, const void *key,
@@ -176,7 +178,9 @@ cuda_ops_status cuda_ops_attention_forward_cpu(void *output, void *logsumexp, co
     const cuda_ops_status status = check_call(call, false, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    if (dtype == CUDA_OPS_FLOAT32)
+    if (dtype == CUDA_OPS_FLOAT32 && cuda_ops_attention_lanes_takes(call, false, false))
+        cuda_ops_attention_lanes_forward(output, logsumexp, query, key, value, workspace, call, begin, end);
+    else if (dtype == CUDA_OPS_FLOAT32)
         attention_forward_f32(output, logsumexp, query, key, value, workspace, call, begin, end);
     else
         attention_forward_f64(output, logsumexp, query, key, value, workspace, call, begin, end);
@@ -191,8 +195,9 @@ int64_t cuda_ops_attention_backward_parts_cpu(const cuda_ops_attention *call)
 /* The exponentials, the gradients of the scores, and with a softcap its derivatives. */
 int64_t cuda_ops_attention_backward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype)
 {
-    return products_workspace() +
-           (call->softcap > 0 ? 3 : 2) * block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    const int64_t bytes = products_workspace() + (call->softcap > 0 ? 3 : 2) * block_elements(call) *
+                                                     (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    return max_i64(bytes, cuda_ops_attention_lanes_workspace(call, true));
 }
 
 cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key, void *grad_value, void *grad_mask,
@@ -204,7 +209,10 @@ cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key
     const cuda_ops_status status = check_call(call, true, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    if (dtype == CUDA_OPS_FLOAT32)
+    if (dtype == CUDA_OPS_FLOAT32 && cuda_ops_attention_lanes_takes(call, true, grad_mask != NULL))
+        cuda_ops_attention_lanes_backward(grad_query, grad_key, grad_value, grad_output, grad_logsumexp, query, key,
+                                          value, logsumexp, workspace, call, begin, end);
+    else if (dtype == CUDA_OPS_FLOAT32)
         attention_backward_f32(grad_query, grad_key, grad_value, grad_mask, grad_output, grad_logsumexp, query, key,
                                value, output, logsumexp, workspace, call, begin, end);
     else

@@ -9,6 +9,7 @@
  * for 16 numbers, where the tile registers take a product of 64 in a quarter of that time. */
 #include "cuda_ops/attention_halves_cpu.h"
 
+#include "attention/seen.h"
 #include "attention/sequences.h"
 #include "common/common.h"
 #include "gemm/tiles.h"
@@ -91,13 +92,12 @@ static bool pack_operand(cuda_ops_dtype dtype, bool as_b, uint16_t *to, const ui
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,fma,amx-tile,amx-bf16")
 
-/* 2^(x + 1/2) for x up to about 0, off by 3e-6 of it; from -126.5 down a denormal number, which is 0 as a bfloat16. x is
- * the sum of an integer and a rest from -1/2 to 1/2, for which the polynomial is from 1 to 2: the integer is added to its
- * exponent. */
+/* 2^(x + 1/2) for x up to about 0, off by 3e-6 of it; 0 below 2^-126. x is the sum of an integer and a rest from -1/2 to
+ * 1/2, for which the polynomial is from 1 to 2: the integer is added to its exponent. */
 CUDA_OPS_INLINE __m512 power_of_two(__m512 x)
 {
     const __m512 magic = _mm512_set1_ps(12582912.0f);
-    x = _mm512_max_ps(_mm512_set1_ps(-127.0f), x); /* of NaN the second operand stays */
+    const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.5f), _CMP_NLT_UQ); /* of NaN too */
     const __m512 sum = _mm512_add_ps(x, magic);
     const __m512 r = _mm512_sub_ps(x, _mm512_sub_ps(sum, magic));
     __m512 y = _mm512_set1_ps(0.0135341678f);
@@ -106,7 +106,7 @@ CUDA_OPS_INLINE __m512 power_of_two(__m512 x)
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.980222285f));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.41421247f));
     const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(sum), 23);
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(y), power));
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(counts, _mm512_castps_si512(y), power));
 }
 
 /* sums = or, if add, += a times b over `steps`, of two streams each; of the second ones only if they are there. */
@@ -147,22 +147,6 @@ static void multiply_streams(bool split, bool lower, bool right, float *sums, bo
             multiply_pair(false, false, false, sums, add, a, a_stream, b, b_stream, steps);
     }
     __asm__ volatile("" : : : "memory");
-}
-
-/* Which of queries [i, i + 16) see key j, a bit each. */
-CUDA_OPS_INLINE __mmask16 queries_that_see(const cuda_ops_attention *call, int64_t i, int64_t j)
-{
-    const int64_t apart = j - call->diagonal - i; /* lanes from apart - window_right to apart + window_left */
-    const int64_t from = min_i64(max_i64(apart - call->window_right, 0), SIDE);
-    const int64_t to = min_i64(max_i64(apart + call->window_left + 1, 0), SIDE);
-    const unsigned below_to = (1u << to) - 1, below_from = (1u << from) - 1;
-    return j < call->keys ? (__mmask16)(below_to & ~below_from) : 0;
-}
-
-/* Whether queries [i, i + rows) all see keys [j, j + count). */
-static bool all_seen(const cuda_ops_attention *call, int64_t i, int64_t rows, int64_t j, int64_t count)
-{
-    return cuda_ops_attention_first_key(call, i + rows - 1) <= j && j + count <= cuda_ops_attention_last_key(call, i);
 }
 
 /* Scores of keys that are not seen become -inf: those of 32 keys from j on, 32 queries from i on. */
@@ -335,7 +319,7 @@ static bool forward_part(uint16_t *output, int64_t output_row, float *logsumexp,
                                        : (float)((base[n] - 0.5) * 0.693147180559945309417 + log(sum[n]));
         if (!begun[r / PAIR])
             memset(sums, 0, (size_t)value_tiles * sizeof(float));
-        /* A query that sees no key has weights that are nothing but rounding. */
+        /* A query that sees no key has output 0. */
         const __mmask16 any = _mm512_cmp_ps_mask(state->largest, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
         begun[r / PAIR] = true;
         scale_half(sums, half, call->value_dim, _mm512_maskz_div_ps(any, _mm512_set1_ps(1.0f), state->sum));
