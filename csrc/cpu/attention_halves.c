@@ -327,6 +327,211 @@ static bool forward_part(uint16_t *output, int64_t output_row, float *logsumexp,
     }
     return special;
 }
+
+/* A thread's memory for backward. Of all keys: packed keys, keys turned, values; sums of grad_key and grad_value. Of a
+ * block of queries: queries and grad_output, along their dimension and along queries; sums of grad_query, turned. Of it
+ * and a block of keys: P and dS with queries as the depth, and dS with keys as the depth. */
+struct backward_memory {
+    uint16_t *key, *turned_key, *value, *query, *grad_output, *queries, *grad_outputs, *weights, *gradients, *turned;
+    float *grad_key, *grad_value, *grad_query;
+};
+
+static int64_t plan_backward(struct backward_memory *memory, void *workspace, const cuda_ops_attention *call)
+{
+    const int64_t dim = call->head_dim, value_dim = call->value_dim, keys = round_up(call->keys, PAIR);
+    const int64_t halves[] = {packed_elements(keys, dim, false),
+                              packed_elements(dim, keys, false),
+                              packed_elements(keys, value_dim, false),
+                              packed_elements(QUERIES, dim, false),
+                              packed_elements(QUERIES, value_dim, false),
+                              packed_elements(dim, QUERIES, false),
+                              packed_elements(value_dim, QUERIES, false),
+                              KEYS * QUERIES,
+                              KEYS * QUERIES,
+                              KEYS * QUERIES};
+    const int64_t floats[] = {keys * round_up(dim, PAIR), keys * round_up(value_dim, PAIR),
+                              QUERIES * round_up(dim, PAIR)};
+    uint16_t *starts[10];
+    float *sums[3];
+    char *next = workspace;
+    for (int n = 0; n < 10; n++) {
+        starts[n] = (uint16_t *)next;
+        next += halves[n] * (int64_t)sizeof(uint16_t);
+    }
+    for (int n = 0; n < 3; n++) {
+        sums[n] = (float *)next;
+        next += floats[n] * (int64_t)sizeof(float);
+    }
+    if (workspace)
+        *memory = (struct backward_memory){starts[0], starts[1], starts[2], starts[3], starts[4], starts[5], starts[6],
+                                           starts[7], starts[8], starts[9], sums[0],   sums[1],   sums[2]};
+    return next - (char *)workspace;
+}
+
+/* What is known of 16 queries. */
+struct gradient_state {
+    __m512 base, delta;
+};
+
+/* Of a block of queries [i, i + rows): delta = grad_output . output - grad_logsumexp, and what scores are lessened by. Of
+ * queries that are not there the weights are 0. */
+static void begin_gradients(struct gradient_state *states, const uint16_t *grad_output, int64_t grad_row,
+                            const uint16_t *output, int64_t output_row, const float *logsumexp,
+                            const float *grad_logsumexp, int64_t rows, int64_t value_dim)
+{
+    for (int64_t first = 0; first < QUERIES; first += SIDE) {
+        float base[SIDE], delta[SIDE];
+        for (int64_t n = 0; n < SIDE; n++) {
+            const int64_t r = first + n;
+            base[n] = INFINITY, delta[n] = 0;
+            if (r >= rows)
+                continue;
+            __m512 sum = _mm512_setzero_ps();
+            for (int64_t d = 0; d < value_dim; d += SIDE) {
+                const __mmask16 mask = (__mmask16)first_lanes_32(min_i64(value_dim - d, SIDE));
+                sum = _mm512_fmadd_ps(widened_pairs(_mm256_maskz_loadu_epi16(mask, grad_output + r * grad_row + d)),
+                                      widened_pairs(_mm256_maskz_loadu_epi16(mask, output + r * output_row + d)), sum);
+            }
+            delta[n] = _mm512_reduce_add_ps(sum) - (grad_logsumexp ? grad_logsumexp[r] : 0);
+            base[n] = logsumexp[r] == -INFINITY ? 0 : fmaf(logsumexp[r], 1.44269504f, 0.5f);
+        }
+        states[first / SIDE] = (struct gradient_state){_mm512_loadu_ps(base), _mm512_loadu_ps(delta)};
+    }
+}
+
+/* Scores and dP of 32 keys and 32 queries become tiles of P and dS. The second row tile is `next` elements behind the
+ * first, and the second column tile of `turned` likewise `next_turned`. */
+static void pair_gradients(uint16_t *weights, uint16_t *gradients, int64_t next, uint16_t *turned, int64_t next_turned,
+                           const float *scores, const float *products, const struct gradient_state *states,
+                           __m512 factor)
+{
+    uint16_t left[2 * SIDE], right[2 * SIDE];
+    for (int n = 0; n < SIDE; n++) {
+        left[2 * n] = (uint16_t)n, left[2 * n + 1] = (uint16_t)(2 * SIDE + n);
+        right[2 * n] = (uint16_t)(SIDE + n), right[2 * n + 1] = (uint16_t)(3 * SIDE + n);
+    }
+    const __m512i take_left = _mm512_loadu_si512(left), take_right = _mm512_loadu_si512(right);
+    for (int64_t key = 0; key < PAIR; key += 2) {
+        __m512i rows[2];
+        for (int64_t odd = 0; odd < 2; odd++) {
+            const int64_t at = (key + odd) / SIDE * 2 * SIDE * SIDE + (key + odd) % SIDE * SIDE;
+            __m512 weight[2], gradient[2];
+            for (int half = 0; half < 2; half++) {
+                const int64_t from = at + half * SIDE * SIDE;
+                weight[half] =
+                    power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(scores + from), factor, states[half].base));
+                gradient[half] =
+                    _mm512_mul_ps(weight[half], _mm512_sub_ps(_mm512_loadu_ps(products + from), states[half].delta));
+            }
+            const int64_t to = (key + odd) / SIDE * next + (key + odd) % SIDE * STEP;
+            rows[odd] = (__m512i)_mm512_cvtne2ps_pbh(gradient[1], gradient[0]);
+            _mm512_storeu_si512(weights + to, (__m512i)_mm512_cvtne2ps_pbh(weight[1], weight[0]));
+            _mm512_storeu_si512(gradients + to, rows[odd]);
+        }
+        _mm512_storeu_si512(turned + key * SIDE, _mm512_permutex2var_epi16(rows[0], take_left, rows[1]));
+        _mm512_storeu_si512(turned + next_turned + key * SIDE, _mm512_permutex2var_epi16(rows[0], take_right, rows[1]));
+    }
+}
+
+/* Sums of 32 lines after 32, `dim` wide, times a factor, as rows of bfloat16. */
+static void store_sums(uint16_t *to, int64_t row, const float *sums, int64_t lines, int64_t dim, __m512 factor)
+{
+    for (int64_t line = 0; line < lines; line++)
+        for (int64_t d = 0; d < dim; d += PAIR) {
+            const float *const from = sums + line / PAIR * (PAIR * round_up(dim, PAIR)) + d / PAIR * SUMS +
+                                      line % PAIR / SIDE * 2 * SIDE * SIDE + line % SIDE * SIDE;
+            const __m512 low = _mm512_mul_ps(_mm512_loadu_ps(from), factor);
+            const __m512 high = _mm512_mul_ps(_mm512_loadu_ps(from + SIDE * SIDE), factor);
+            _mm512_mask_storeu_epi16(to + line * row + d, first_lanes_32(dim - d),
+                                     (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        }
+}
+
+/* Of a key head. */
+static void store_gradients(void *grad, const cuda_ops_attention_strides *strides, const float *sums,
+                            const cuda_ops_attention *call, const cuda_ops_attention_sequence *s, int64_t b,
+                            int64_t key_head, int64_t dim, double factor)
+{
+    uint16_t *const to =
+        (uint16_t *)grad + b * strides->batch + key_head * strides->head + s->first_key * strides->row;
+    store_sums(to, strides->row, sums, call->keys, dim, _mm512_set1_ps((float)factor));
+}
+
+/* Adds a times b, of `pairs` times 32 lines and `dim` columns, to sums. */
+static void add_products(float *sums, const uint16_t *a, const uint16_t *b, int64_t pairs, int64_t dim, int64_t stream,
+                         int64_t b_stream, int64_t steps)
+{
+    for (int64_t d = 0; d < dim; d += PAIR)
+        for (int64_t pair = 0; pair < pairs; pair++)
+            multiply_streams(false, true, dim - d > SIDE, sums + pair * (PAIR * round_up(dim, PAIR)) + d / PAIR * SUMS,
+                             true, a + pair * 2 * stream, stream, b + d / SIDE * b_stream, b_stream, steps);
+}
+
+/* Queries [i, i + rows): writes their grad_query, and adds to the sums of grad_key and grad_value. */
+static void backward_block(uint16_t *grad_query, const uint16_t *query, const uint16_t *grad_output,
+                           const struct gradient_state *states, const struct backward_memory *memory,
+                           const cuda_ops_attention *call, int64_t i, int64_t rows)
+{
+    const int64_t dim = call->head_dim, value_dim = call->value_dim;
+    const int64_t steps = round_up(dim, STEP) / STEP, value_steps = round_up(value_dim, STEP) / STEP;
+    const int64_t query_steps = round_up(rows, STEP) / STEP, along_queries = query_steps * TILE;
+    const int64_t along_keys = KEYS / STEP * TILE, all_keys = round_up(call->keys, STEP) * SIDE;
+    const int64_t tiles = PAIR * round_up(dim, PAIR), value_tiles = PAIR * round_up(value_dim, PAIR);
+    const __m512 factor = _mm512_set1_ps((float)(call->scale * 1.44269504088896340736));
+    pack_operand(CUDA_OPS_BFLOAT16, true, memory->query, query, call->query.row, 1, rows, dim);
+    pack_operand(CUDA_OPS_BFLOAT16, true, memory->grad_output, grad_output, call->grad_output.row, 1, rows, value_dim);
+    pack_operand(CUDA_OPS_BFLOAT16, true, memory->queries, query, 1, call->query.row, dim, rows);
+    pack_operand(CUDA_OPS_BFLOAT16, true, memory->grad_outputs, grad_output, 1, call->grad_output.row, value_dim, rows);
+    const int64_t start = cuda_ops_attention_first_key(call, i) / PAIR * PAIR;
+    const int64_t last = cuda_ops_attention_last_key(call, i + rows - 1);
+    for (int64_t j = start; j < last; j += KEYS) {
+        const int64_t pairs = (min_i64(KEYS, last - j) + PAIR - 1) / PAIR;
+        for (int64_t pair = 0; pair < pairs; pair++)
+            for (int64_t r = 0; r < rows; r += PAIR) {
+                const int64_t first = j + pair * PAIR, here = min_i64(PAIR, rows - r);
+                uint16_t *const weights = memory->weights + pair * 2 * along_queries + r / STEP * TILE;
+                uint16_t *const gradients = memory->gradients + pair * 2 * along_queries + r / STEP * TILE;
+                uint16_t *const turned = memory->turned + r / SIDE * along_keys + pair * TILE;
+                if (cuda_ops_attention_last_key(call, i + r + here - 1) <= first ||
+                    cuda_ops_attention_first_key(call, i + r) >= first + PAIR) { /* nothing is seen */
+                    for (int t = 0; t < 2; t++) {
+                        memset(weights + t * along_queries, 0, TILE * sizeof(uint16_t));
+                        memset(gradients + t * along_queries, 0, TILE * sizeof(uint16_t));
+                        memset(turned + t * along_keys, 0, TILE * sizeof(uint16_t));
+                    }
+                    continue;
+                }
+                float scores[SUMS] __attribute__((aligned(64))), products[SUMS] __attribute__((aligned(64)));
+                const bool lower = call->keys - first > SIDE, right = here > SIDE;
+                multiply_streams(false, lower, right, scores, false, memory->key + first / SIDE * steps * TILE,
+                                 steps * TILE, memory->query + r / SIDE * steps * TILE, steps * TILE, steps);
+                multiply_streams(false, lower, right, products, false, memory->value + first / SIDE * value_steps * TILE,
+                                 value_steps * TILE, memory->grad_output + r / SIDE * value_steps * TILE,
+                                 value_steps * TILE, value_steps);
+                if (!all_seen(call, i + r, here, first, PAIR))
+                    hide_scores(scores, call, i + r, first);
+                pair_gradients(weights, gradients, along_queries, turned, along_keys, scores, products,
+                               states + r / SIDE, factor);
+            }
+        add_products(memory->grad_value + j / PAIR * value_tiles, memory->weights, memory->grad_outputs, pairs,
+                     value_dim, along_queries, along_queries, query_steps);
+        add_products(memory->grad_key + j / PAIR * tiles, memory->gradients, memory->queries, pairs, dim, along_queries,
+                     along_queries, query_steps);
+        for (int64_t r = 0; r < rows; r += PAIR)
+            for (int64_t d = 0; d < dim; d += PAIR)
+                multiply_streams(false, dim - d > SIDE, true, memory->grad_query + r / PAIR * tiles + d / PAIR * SUMS,
+                                 j > start, memory->turned_key + d / SIDE * all_keys + j / STEP * TILE, all_keys,
+                                 memory->turned + r / SIDE * along_keys, along_keys, pairs);
+    }
+    for (int64_t r = 0; r < rows; r += SIDE) {
+        float *const sums = memory->grad_query + r / PAIR * tiles;
+        if (start >= last)
+            memset(sums, 0, (size_t)tiles * sizeof(float));
+        scale_half(sums, r / SIDE % 2, dim, _mm512_set1_ps((float)call->scale));
+        store_output(grad_query + r * call->grad_query.row, call->grad_query.row, sums, r / SIDE % 2,
+                     min_i64(SIDE, rows - r), dim, CUDA_OPS_BFLOAT16);
+    }
+}
 #pragma GCC pop_options
 
 int64_t cuda_ops_attention_halves_forward_parts_cpu(const cuda_ops_attention *call)
@@ -373,7 +578,86 @@ cuda_ops_status cuda_ops_attention_halves_forward_cpu(void *output, void *logsum
     return CUDA_OPS_SUCCESS;
 }
 
+int64_t cuda_ops_attention_halves_backward_workspace_cpu(const cuda_ops_attention *call)
+{
+    return plan_backward(NULL, NULL, call);
+}
+
+cuda_ops_status cuda_ops_attention_halves_backward_cpu(void *grad_query, void *grad_key, void *grad_value,
+                                                       const void *grad_output, const void *grad_logsumexp,
+                                                       const void *query, const void *key, const void *value,
+                                                       const void *output, const void *logsumexp, void *workspace,
+                                                       const cuda_ops_attention *call, int64_t begin, int64_t end,
+                                                       cuda_ops_dtype dtype)
+{
+    if (!cuda_ops_attention_takes_halves_cpu(call, true, false, dtype))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    struct backward_memory memory;
+    plan_backward(&memory, workspace, call);
+    struct tile_configuration before;
+    configure_tiles(&before);
+    for (int64_t part = begin; part < end; part++) {
+        const int64_t b = part / call->key_heads, key_head = part % call->key_heads;
+        const int64_t group = call->heads / call->key_heads;
+        const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(call, b);
+        const cuda_ops_attention one = call_of_sequence(call, &s);
+        const uint16_t *const k =
+            (const uint16_t *)key + b * one.key.batch + key_head * one.key.head + s.first_key * one.key.row;
+        const uint16_t *const v =
+            (const uint16_t *)value + b * one.value.batch + key_head * one.value.head + s.first_key * one.value.row;
+        const int64_t keys = round_up(one.keys, PAIR);
+        pack_operand(dtype, false, memory.key, k, one.key.row, 1, one.keys, one.head_dim);
+        pack_operand(dtype, false, memory.turned_key, k, 1, one.key.row, one.head_dim, one.keys);
+        pack_operand(dtype, false, memory.value, v, one.value.row, 1, one.keys, one.value_dim);
+        memset(memory.grad_key, 0, (size_t)(keys * round_up(one.head_dim, PAIR)) * sizeof(float));
+        memset(memory.grad_value, 0, (size_t)(keys * round_up(one.value_dim, PAIR)) * sizeof(float));
+        for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
+            const int64_t first = first_row_of(call, &s, b, head);
+            const float *const sums = (const float *)logsumexp + first;
+            const float *const grad_sums = grad_logsumexp ? (const float *)grad_logsumexp + first : NULL;
+            for (int64_t i = 0; i < one.queries; i += QUERIES) {
+                const int64_t rows = min_i64(QUERIES, one.queries - i), row = s.first_query + i;
+                const uint16_t *const g = (const uint16_t *)grad_output + b * one.grad_output.batch +
+                                          head * one.grad_output.head + row * one.grad_output.row;
+                const uint16_t *const o =
+                    (const uint16_t *)output + b * one.output.batch + head * one.output.head + row * one.output.row;
+                struct gradient_state states[QUERIES / SIDE];
+                begin_gradients(states, g, one.grad_output.row, o, one.output.row, sums + i,
+                                grad_sums ? grad_sums + i : NULL, rows, one.value_dim);
+                backward_block((uint16_t *)grad_query + b * one.grad_query.batch + head * one.grad_query.head +
+                                   row * one.grad_query.row,
+                               (const uint16_t *)query + b * one.query.batch + head * one.query.head +
+                                   row * one.query.row,
+                               g, states, &memory, &one, i, rows);
+            }
+        }
+        store_gradients(grad_key, &one.grad_key, memory.grad_key, &one, &s, b, key_head, one.head_dim, one.scale);
+        store_gradients(grad_value, &one.grad_value, memory.grad_value, &one, &s, b, key_head, one.value_dim, 1.0);
+    }
+    release_tiles(&before);
+    return CUDA_OPS_SUCCESS;
+}
+
 #else
+
+int64_t cuda_ops_attention_halves_backward_workspace_cpu(const cuda_ops_attention *call)
+{
+    (void)call;
+    return 0;
+}
+
+cuda_ops_status cuda_ops_attention_halves_backward_cpu(void *grad_query, void *grad_key, void *grad_value,
+                                                       const void *grad_output, const void *grad_logsumexp,
+                                                       const void *query, const void *key, const void *value,
+                                                       const void *output, const void *logsumexp, void *workspace,
+                                                       const cuda_ops_attention *call, int64_t begin, int64_t end,
+                                                       cuda_ops_dtype dtype)
+{
+    (void)grad_query, (void)grad_key, (void)grad_value, (void)grad_output, (void)grad_logsumexp, (void)query;
+    (void)key, (void)value, (void)output, (void)logsumexp, (void)workspace, (void)call, (void)begin, (void)end;
+    (void)dtype;
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
 
 int64_t cuda_ops_attention_halves_forward_parts_cpu(const cuda_ops_attention *call)
 {

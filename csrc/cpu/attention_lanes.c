@@ -41,21 +41,23 @@ static int64_t whole_lanes(int64_t x)
 struct lanes_memory {
     float *query, *scores, *output; /* output: forward's, and backward's grad_query */
     float *grad_output, *gradients; /* backward alone */
+    float *copy;                    /* of values forward, of keys backward: rows without gaps */
 };
 
 static int64_t plan(struct lanes_memory *memory, void *workspace, const cuda_ops_attention *call, bool backward)
 {
     const int64_t dim = whole_lanes(call->head_dim), value_dim = whole_lanes(call->value_dim);
     const int64_t keys = backward ? min_i64(MOST_KEYS, call->keys) : KEYS;
-    const int64_t rows[] = {dim, keys, backward ? dim : value_dim, backward ? value_dim : 0, backward ? keys : 0};
-    float *starts[5], *next = workspace;
+    const int64_t copied = (keys * (backward ? dim : value_dim) + CHUNK - 1) / CHUNK;
+    const int64_t rows[] = {dim, keys, backward ? dim : value_dim, backward ? value_dim : 0, backward ? keys : 0, copied};
+    float *starts[6], *next = workspace;
     int64_t sum = 0;
-    for (int n = 0; n < 5; n++) {
+    for (int n = 0; n < 6; n++) {
         starts[n] = workspace ? next + sum * CHUNK : NULL;
         sum += rows[n];
     }
     if (memory)
-        *memory = (struct lanes_memory){starts[0], starts[1], starts[2], starts[3], starts[4]};
+        *memory = (struct lanes_memory){starts[0], starts[1], starts[2], starts[3], starts[4], starts[5]};
     return sum * CHUNK * (int64_t)sizeof(float);
 }
 
@@ -144,6 +146,18 @@ static void multiply(float *c, int64_t c_row, bool add, struct matrix a, const f
 {
     for (int64_t j = 0; j < columns; j += CHUNK)
         multiply_columns(c + j, c_row, add, a, b + j, b_row, rows, min_i64(CHUNK, columns - j), depth);
+}
+
+/* The transposed matrix of rows whose elements are broadcast, a few of each at a time. Rows that lie far apart are copied:
+ * at powers of two they would map to the same few sets of the first-level cache. */
+static struct matrix turned_rows(float *copy, const float *from, int64_t row, int64_t rows, int64_t dim)
+{
+    enum { CLOSE = 128 };
+    if (row <= CLOSE || rows <= SIDE)
+        return (struct matrix){from, 1, row};
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(copy + r * dim, from + r * row, (size_t)dim * sizeof(float));
+    return (struct matrix){copy, 1, dim};
 }
 
 /* Rows of at most 32 queries become columns; of those that are not there 0. */
@@ -254,9 +268,10 @@ static void forward_chunk(float *output, float *logsumexp, const float *query, c
                     _mm512_storeu_ps(row, _mm512_mul_ps(_mm512_loadu_ps(row), rescale));
                 }
         }
-        multiply_columns(memory->output, CHUNK, j > start,
-                         (struct matrix){value + j * call->value.row, 1, call->value.row}, memory->scores, CHUNK,
-                         call->value_dim, CHUNK, count);
+        multiply_columns(
+            memory->output, CHUNK, j > start,
+            turned_rows(memory->copy, value + j * call->value.row, call->value.row, count, call->value_dim),
+            memory->scores, CHUNK, call->value_dim, CHUNK, count);
     }
     if (start >= last)
         memset(memory->output, 0, (size_t)(whole_lanes(call->value_dim) * CHUNK) * sizeof(float));
@@ -344,7 +359,8 @@ static void head_gradients(float *grad_query, float *grad_key, float *grad_value
                  (struct matrix){memory->scores, CHUNK, 1}, g, call->grad_output.row, count, call->value_dim, rows);
         multiply(grad_key + j * call->grad_key.row, call->grad_key.row, true,
                  (struct matrix){memory->gradients, CHUNK, 1}, q, call->query.row, count, call->head_dim, rows);
-        multiply_columns(memory->output, CHUNK, false, (struct matrix){k, 1, call->key.row}, memory->gradients, CHUNK,
+        multiply_columns(memory->output, CHUNK, false,
+                         turned_rows(memory->copy, k, call->key.row, count, call->head_dim), memory->gradients, CHUNK,
                          call->head_dim, CHUNK, count);
         turn_back(grad_query + i * call->grad_query.row, call->grad_query.row, memory->output, rows, call->head_dim,
                   ones);

@@ -172,6 +172,28 @@ bool attention_forward_of_halves(const char *op, const Tensor &output, const Ten
     return not_finite == 0;
 }
 
+bool attention_backward_of_halves(const char *op, const std::array<Tensor, 3> &grads, const Tensor &grad_output,
+                                  const Tensor &grad_logsumexp, const Tensor &query, const Tensor &key,
+                                  const Tensor &value, const Tensor &output, const Tensor &logsumexp,
+                                  const cuda_ops_attention &call, bool with_scores, cuda_ops_dtype dtype)
+{
+    if (!is_cpu_half(query) || !cuda_ops_attention_takes_halves_cpu(&call, 1, with_scores, dtype))
+        return false;
+    const int64_t parts = cuda_ops_attention_backward_parts_cpu(&call);
+    const double multiply_adds = static_cast<double>(logsumexp.numel()) * static_cast<double>(call.keys) *
+                                 static_cast<double>(3 * call.head_dim + 2 * call.value_dim);
+    parallel_parts(op, parts, multiply_adds / static_cast<double>(parts) / TILES_FASTER,
+                   cuda_ops_attention_halves_backward_workspace_cpu(&call),
+                   [&](void *workspace, int64_t begin, int64_t end) {
+                       return cuda_ops_attention_halves_backward_cpu(
+                           grads[0].data_ptr(), grads[1].data_ptr(), grads[2].data_ptr(), grad_output.const_data_ptr(),
+                           grad_logsumexp.defined() ? grad_logsumexp.const_data_ptr() : nullptr, query.const_data_ptr(),
+                           key.const_data_ptr(), value.const_data_ptr(), output.const_data_ptr(),
+                           logsumexp.const_data_ptr(), workspace, &call, begin, end, dtype);
+                   });
+    return true;
+}
+
 // The third output lets backward draw the same numbers again: seed and offset, 2 int64 on query's device; none without
 // dropout.
 // products: the half that the tensors were widened from on the CPU; else float32.
@@ -333,6 +355,12 @@ static Tensor attention_backward_into(std::array<Tensor, 3> &grads, const Tensor
             grad.zero_();
         return grad_scores;
     }
+    call.products = products;
+    call.output = attention_strides(o), call.grad_output = attention_strides(g);
+    call.grad_query = attention_strides(grad_query);
+    call.grad_key = attention_strides(grad_key), call.grad_value = attention_strides(grad_value);
+    if (attention_backward_of_halves(op, grads, g, grad_l, q, k, v, o, l, call, with_scores, dtype))
+        return grad_scores;
     if (is_cpu_half(query)) {
         std::array<Tensor, 3> computed;
         const Tensor scores = attention_backward_into(computed, widened(grad_output), grad_logsumexp, widened(query),
@@ -342,10 +370,6 @@ static Tensor attention_backward_into(std::array<Tensor, 3> &grads, const Tensor
             grads[i].copy_(computed[i]);
         return scores.to(query.scalar_type());
     }
-    call.products = products;
-    call.output = attention_strides(o), call.grad_output = attention_strides(g);
-    call.grad_query = attention_strides(grad_query);
-    call.grad_key = attention_strides(grad_key), call.grad_value = attention_strides(grad_value);
     void *const grad_mask = with_scores ? grad_scores.data_ptr() : nullptr;
     const void *const grad_l_data = grad_l.defined() ? grad_l.const_data_ptr() : nullptr;
     if (q.is_cuda()) {

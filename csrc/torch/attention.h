@@ -59,6 +59,11 @@ void parallel_parts(const char *op, int64_t parts, double multiply_adds, int64_t
 bool attention_forward_of_halves(const char *op, const Tensor &output, const Tensor &logsumexp, const Tensor &query,
                                  const Tensor &key, const Tensor &value, const cuda_ops_attention &call,
                                  cuda_ops_dtype dtype);
+// Likewise backward, of grad_query, grad_key and grad_value.
+bool attention_backward_of_halves(const char *op, const std::array<Tensor, 3> &grads, const Tensor &grad_output,
+                                  const Tensor &grad_logsumexp, const Tensor &query, const Tensor &key,
+                                  const Tensor &value, const Tensor &output, const Tensor &logsumexp,
+                                  const cuda_ops_attention &call, bool with_scores, cuda_ops_dtype dtype);
 
 #ifdef CUDA_OPS_WITH_CUDA
 inline Tensor attention_workspace(int64_t bytes, const Tensor &like)

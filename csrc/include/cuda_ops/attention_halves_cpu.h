@@ -27,6 +27,15 @@ cuda_ops_status cuda_ops_attention_halves_forward_cpu(void *output, void *logsum
                                                       const cuda_ops_attention *call, int64_t begin, int64_t end,
                                                       cuda_ops_dtype dtype);
 
+/* Parts: of cuda_ops_attention_backward_parts_cpu. The workspace grows with the keys. grad_logsumexp may be NULL. */
+int64_t cuda_ops_attention_halves_backward_workspace_cpu(const cuda_ops_attention *call);
+cuda_ops_status cuda_ops_attention_halves_backward_cpu(void *grad_query, void *grad_key, void *grad_value,
+                                                       const void *grad_output, const void *grad_logsumexp,
+                                                       const void *query, const void *key, const void *value,
+                                                       const void *output, const void *logsumexp, void *workspace,
+                                                       const cuda_ops_attention *call, int64_t begin, int64_t end,
+                                                       cuda_ops_dtype dtype);
+
 #ifdef __cplusplus
 }
 #endif
