@@ -134,30 +134,13 @@ CUDA_OPS_INLINE void dropout_numbers(uint16_t numbers[DROPOUT_KEYS], const cuda_
 
 #include "common/undef_real.h"
 
-/* Sizes that fit each other, and none so large that an index could overflow. */
 static cuda_ops_status check_call(const cuda_ops_attention *call, bool backward, cuda_ops_dtype dtype)
 {
-    const int64_t limit = CUDA_OPS_ATTENTION_UNBOUNDED;
     if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
         return CUDA_OPS_UNSUPPORTED_DTYPE;
-    const bool sizes = call->batch >= 0 && call->heads >= 0 && call->key_heads >= 0 && call->queries >= 0 &&
-                       call->keys >= 0 && call->head_dim >= 0 && call->value_dim >= 0 && call->queries < limit &&
-                       call->keys < limit && -limit < call->diagonal && call->diagonal < limit;
-    const bool options = 0 <= call->window_left && call->window_left <= CUDA_OPS_ATTENTION_UNBOUNDED &&
-                         0 <= call->window_right && call->window_right <= CUDA_OPS_ATTENTION_UNBOUNDED &&
-                         call->softcap >= 0 && call->dropout >= 0 && call->dropout <= 1;
     const bool mask = call->mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE || call->mask_dtype == dtype ||
                       call->mask_dtype == CUDA_OPS_FLOAT32;
-    const bool heads = call->heads == 0 || (call->key_heads > 0 && call->heads % call->key_heads == 0);
-    const cuda_ops_attention_sequences *const q = &call->sequences;
-    const bool packed = q->query_starts != NULL, cache = q->key_lengths || q->block_table;
-    const bool sequences =
-        packed == (q->key_starts != NULL) && q->new_keys >= 0 &&
-        (!packed || (q->query_rows >= 0 && q->key_rows >= 0 && !cache && call->dropout == 0 &&
-                     call->mask_kind == CUDA_OPS_ATTENTION_MASK_NONE)) &&
-        (!cache || (!backward && call->dropout == 0)) &&
-        (!q->block_table || (q->page_size > 0 && q->table_row >= 0 && (q->pages > 0 || call->keys == 0)));
-    return sizes && options && mask && heads && sequences ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
+    return mask && attention_is_sound(call, backward) ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
 }
 
 int64_t cuda_ops_attention_forward_parts_cpu(const cuda_ops_attention *call)

@@ -49,7 +49,18 @@ static int64_t query_parts(const cuda_ops_attention *call)
     return (call->queries + QUERIES - 1) / QUERIES;
 }
 
-/* A thread's memory, in this order; all of whole tiles. */
+/* Where arrays of so many bytes, whole tiles, begin in a workspace; they may be NULL. Returns their sum. */
+static int64_t place(void **starts, const int64_t *sizes, int count, void *workspace)
+{
+    int64_t sum = 0;
+    for (int n = 0; n < count; n++) {
+        starts[n] = workspace ? (char *)workspace + sum : NULL;
+        sum += sizes[n];
+    }
+    return sum;
+}
+
+/* A thread's memory, in this order. */
 struct forward_memory {
     uint16_t *query, *key, *value, *weights;
     float *scores, *output; /* output: of all queries of a part, transposed */
@@ -57,7 +68,6 @@ struct forward_memory {
 
 static int64_t plan_forward(struct forward_memory *memory, void *workspace, const cuda_ops_attention *call, bool split)
 {
-    char *next = workspace;
     const int64_t queries = min_i64(QUERIES, round_up(call->queries, PAIR));
     const int64_t sizes[] = {2 * packed_elements(queries, call->head_dim, split),
                              2 * packed_elements(KEYS, call->head_dim, split),
@@ -66,13 +76,10 @@ static int64_t plan_forward(struct forward_memory *memory, void *workspace, cons
                              (int64_t)sizeof(float) * KEYS * PAIR,
                              (int64_t)sizeof(float) * queries * round_up(call->value_dim, PAIR)};
     void *starts[6];
-    for (int n = 0; n < 6; n++) {
-        starts[n] = next;
-        next += sizes[n];
-    }
+    const int64_t bytes = place(starts, sizes, 6, workspace);
     if (workspace)
         *memory = (struct forward_memory){starts[0], starts[1], starts[2], starts[3], starts[4], starts[5]};
-    return next - (char *)workspace;
+    return bytes;
 }
 
 /* Two streams of 16 lines beside each other, and so on, all along `depth`. Returns whether something is not finite that
@@ -339,33 +346,25 @@ struct backward_memory {
 static int64_t plan_backward(struct backward_memory *memory, void *workspace, const cuda_ops_attention *call)
 {
     const int64_t dim = call->head_dim, value_dim = call->value_dim, keys = round_up(call->keys, PAIR);
-    const int64_t halves[] = {packed_elements(keys, dim, false),
-                              packed_elements(dim, keys, false),
-                              packed_elements(keys, value_dim, false),
-                              packed_elements(QUERIES, dim, false),
-                              packed_elements(QUERIES, value_dim, false),
-                              packed_elements(dim, QUERIES, false),
-                              packed_elements(value_dim, QUERIES, false),
-                              KEYS * QUERIES,
-                              KEYS * QUERIES,
-                              KEYS * QUERIES};
-    const int64_t floats[] = {keys * round_up(dim, PAIR), keys * round_up(value_dim, PAIR),
-                              QUERIES * round_up(dim, PAIR)};
-    uint16_t *starts[10];
-    float *sums[3];
-    char *next = workspace;
-    for (int n = 0; n < 10; n++) {
-        starts[n] = (uint16_t *)next;
-        next += halves[n] * (int64_t)sizeof(uint16_t);
-    }
-    for (int n = 0; n < 3; n++) {
-        sums[n] = (float *)next;
-        next += floats[n] * (int64_t)sizeof(float);
-    }
+    const int64_t sizes[] = {2 * packed_elements(keys, dim, false),
+                             2 * packed_elements(dim, keys, false),
+                             2 * packed_elements(keys, value_dim, false),
+                             2 * packed_elements(QUERIES, dim, false),
+                             2 * packed_elements(QUERIES, value_dim, false),
+                             2 * packed_elements(dim, QUERIES, false),
+                             2 * packed_elements(value_dim, QUERIES, false),
+                             2 * KEYS * QUERIES,
+                             2 * KEYS * QUERIES,
+                             2 * KEYS * QUERIES,
+                             (int64_t)sizeof(float) * keys * round_up(dim, PAIR),
+                             (int64_t)sizeof(float) * keys * round_up(value_dim, PAIR),
+                             (int64_t)sizeof(float) * QUERIES * round_up(dim, PAIR)};
+    void *at[13];
+    const int64_t bytes = place(at, sizes, 13, workspace);
     if (workspace)
-        *memory = (struct backward_memory){starts[0], starts[1], starts[2], starts[3], starts[4], starts[5], starts[6],
-                                           starts[7], starts[8], starts[9], sums[0],   sums[1],   sums[2]};
-    return next - (char *)workspace;
+        *memory = (struct backward_memory){at[0], at[1], at[2], at[3],  at[4],  at[5], at[6],
+                                           at[7], at[8], at[9], at[10], at[11], at[12]};
+    return bytes;
 }
 
 /* What is known of 16 queries. */
@@ -549,7 +548,7 @@ cuda_ops_status cuda_ops_attention_halves_forward_cpu(void *output, void *logsum
                                                       const cuda_ops_attention *call, int64_t begin, int64_t end,
                                                       cuda_ops_dtype dtype)
 {
-    if (!cuda_ops_attention_takes_halves_cpu(call, false, false, dtype))
+    if (!attention_is_sound(call, false) || !cuda_ops_attention_takes_halves_cpu(call, false, false, dtype))
         return CUDA_OPS_INVALID_ARGUMENT;
     struct forward_memory memory;
     plan_forward(&memory, workspace, call, dtype == CUDA_OPS_FLOAT16);
@@ -590,7 +589,7 @@ cuda_ops_status cuda_ops_attention_halves_backward_cpu(void *grad_query, void *g
                                                        const cuda_ops_attention *call, int64_t begin, int64_t end,
                                                        cuda_ops_dtype dtype)
 {
-    if (!cuda_ops_attention_takes_halves_cpu(call, true, false, dtype))
+    if (!attention_is_sound(call, true) || !cuda_ops_attention_takes_halves_cpu(call, true, false, dtype))
         return CUDA_OPS_INVALID_ARGUMENT;
     struct backward_memory memory;
     plan_backward(&memory, workspace, call);
