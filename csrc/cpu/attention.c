@@ -178,8 +178,8 @@ int64_t cuda_ops_attention_backward_parts_cpu(const cuda_ops_attention *call)
 /* The exponentials, the gradients of the scores, and with a softcap its derivatives. */
 int64_t cuda_ops_attention_backward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype)
 {
-    const int64_t bytes = products_workspace() + (call->softcap > 0 ? 3 : 2) * block_elements(call) *
-                                                     (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    const int64_t bytes =
+        products_workspace() + (call->softcap > 0 ? 3 : 2) * block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
     return max_i64(bytes, cuda_ops_attention_lanes_workspace(call, true));
 }
 

@@ -5,8 +5,8 @@
  *     P^T = 2^(c S^T - b), c = scale / ln 2, b the largest of a query so far (and what makes the exponent cheap)
  *     O^T += V^T P^T  with V turned while it is packed; the pairs of keys that a tile wants are made in registers
  *
- * A float16 is the sum of two bfloat16 (gemm/tiles.h), as P is then. Bound by the exponentials: 2^x takes 11 instructions
- * for 16 numbers, where the tile registers take a product of 64 in a quarter of that time. */
+ * A float16 is the sum of two bfloat16 (gemm/tiles.h), as P is then. Bound by the exponentials: 2^x takes 11
+ * instructions for 16 numbers, where the tile registers take a product of 64 in a quarter of that time. */
 #include "cuda_ops/attention_halves_cpu.h"
 
 #include "attention/seen.h"
@@ -91,16 +91,16 @@ static bool pack_operand(cuda_ops_dtype dtype, bool as_b, uint16_t *to, const ui
     const int64_t stream = round_up(depth, STEP) * SIDE * (split ? 2 : 1);
     bool special = false;
     for (int64_t first = 0; first < lines; first += PAIR)
-        special |= pack_streams(dtype, split, as_b, to + first / SIDE * stream, stream, from + first * line, line, along,
-                                min_i64(PAIR, lines - first), depth);
+        special |= pack_streams(dtype, split, as_b, to + first / SIDE * stream, stream, from + first * line, line,
+                                along, min_i64(PAIR, lines - first), depth);
     return special;
 }
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,fma,amx-tile,amx-bf16")
 
-/* 2^(x + 1/2) for x up to about 0, off by 3e-6 of it; 0 below 2^-126. x is the sum of an integer and a rest from -1/2 to
- * 1/2, for which the polynomial is from 1 to 2: the integer is added to its exponent. */
+/* 2^(x + 1/2) for x up to about 0, off by 3e-6 of it; 0 below 2^-126. x is the sum of an integer and a rest from -1/2
+ * to 1/2, for which the polynomial is from 1 to 2: the integer is added to its exponent. */
 CUDA_OPS_INLINE __m512 power_of_two(__m512 x)
 {
     const __m512 magic = _mm512_set1_ps(12582912.0f);
@@ -172,7 +172,8 @@ struct softmax_state {
     __m512 largest, base, sum;
 };
 
-/* One half of scores (16 queries) of `pairs` times 32 keys become weights. Returns by what sums so far are multiplied. */
+/* One half of scores (16 queries) of `pairs` times 32 keys become weights. Returns by what sums so far are multiplied.
+ * */
 CUDA_OPS_INLINE __m512 half_softmax(const bool split, struct softmax_state *state, uint16_t *weights,
                                     const float *scores, int64_t pairs, __m512 factor)
 {
@@ -183,11 +184,11 @@ CUDA_OPS_INLINE __m512 half_softmax(const bool split, struct softmax_state *stat
         const float *const from = scores + pair * SUMS;
         for (int64_t key = 0; key < SIDE; key += 2)
             for (int n = 0; n < 4; n++)
-                most[n] = _mm512_max_ps(
-                    _mm512_loadu_ps(from + (key + n % 2) * SIDE + n / 2 * 2 * SIDE * SIDE), most[n]);
+                most[n] =
+                    _mm512_max_ps(_mm512_loadu_ps(from + (key + n % 2) * SIDE + n / 2 * 2 * SIDE * SIDE), most[n]);
     }
-    const __m512 largest = _mm512_max_ps(_mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])),
-                                         state->largest);
+    const __m512 largest =
+        _mm512_max_ps(_mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])), state->largest);
     const __mmask16 none = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
     const __m512 half = _mm512_set1_ps(0.5f);
     /* Where all are -inf, 0, so that no infinities are subtracted. */
@@ -210,8 +211,8 @@ CUDA_OPS_INLINE __m512 half_softmax(const bool split, struct softmax_state *stat
             if (split) {
                 const __m512 rest = _mm512_sub_ps(first, widened_pairs(_mm512_castsi512_si256(high)));
                 const __m512 other = _mm512_sub_ps(second, widened_pairs(_mm512_extracti64x4_epi64(high, 1)));
-                _mm512_storeu_si512(
-                    to + TILE, _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(other, rest)));
+                _mm512_storeu_si512(to + TILE,
+                                    _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(other, rest)));
             }
         }
     state->sum = _mm512_fmadd_ps(state->sum, rescale, _mm512_add_ps(sums[0], sums[1]));
@@ -246,9 +247,8 @@ static void store_output(uint16_t *to, int64_t to_row, float *output, int64_t ha
             if (dtype == CUDA_OPS_BFLOAT16)
                 halves = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             else
-                halves = _mm512_inserti64x4(
-                    _mm512_castsi256_si512(_mm512_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT)),
-                    _mm512_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT), 1);
+                halves = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT)),
+                                            _mm512_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT), 1);
             _mm512_mask_storeu_epi16(to + r * to_row + d, mask, halves);
         }
     }
@@ -268,14 +268,14 @@ static bool forward_part(uint16_t *output, int64_t output_row, float *logsumexp,
     for (int64_t n = 0; n < QUERIES / SIDE; n++)
         states[n] = (struct softmax_state){_mm512_set1_ps(-INFINITY), _mm512_setzero_ps(), _mm512_setzero_ps()};
     bool begun[QUERIES / PAIR] = {false};
-    bool special = pack_operand(dtype, true, memory->query, query + i * call->query.row, call->query.row, 1, rows,
-                                call->head_dim);
+    bool special =
+        pack_operand(dtype, true, memory->query, query + i * call->query.row, call->query.row, 1, rows, call->head_dim);
     const int64_t start = cuda_ops_attention_first_key(call, i);
     const int64_t last = cuda_ops_attention_last_key(call, i + rows - 1);
     for (int64_t j = start; j < last; j += KEYS) {
         const int64_t count = min_i64(KEYS, last - j), value_stream = round_up(count, STEP) * SIDE * parts;
-        special |= pack_operand(dtype, false, memory->key, key + j * call->key.row, call->key.row, 1, count,
-                                call->head_dim);
+        special |=
+            pack_operand(dtype, false, memory->key, key + j * call->key.row, call->key.row, 1, count, call->head_dim);
         special |= pack_operand(dtype, false, memory->value, value + j * call->value.row, 1, call->value.row,
                                 call->value_dim, count);
         for (int64_t r = 0; r < rows; r += PAIR) {
@@ -321,9 +321,8 @@ static bool forward_part(uint16_t *output, int64_t output_row, float *logsumexp,
         _mm512_storeu_ps(base, state->base);
         _mm512_storeu_ps(sum, state->sum);
         for (int64_t n = 0; n < here; n++)
-            logsumexp[i + r + n] = largest[n] == -INFINITY
-                                       ? -INFINITY
-                                       : (float)((base[n] - 0.5) * 0.693147180559945309417 + log(sum[n]));
+            logsumexp[i + r + n] =
+                largest[n] == -INFINITY ? -INFINITY : (float)((base[n] - 0.5) * 0.693147180559945309417 + log(sum[n]));
         if (!begun[r / PAIR])
             memset(sums, 0, (size_t)value_tiles * sizeof(float));
         /* A query that sees no key has output 0. */
@@ -372,8 +371,8 @@ struct gradient_state {
     __m512 base, delta;
 };
 
-/* Of a block of queries [i, i + rows): delta = grad_output . output - grad_logsumexp, and what scores are lessened by. Of
- * queries that are not there the weights are 0. */
+/* Of a block of queries [i, i + rows): delta = grad_output . output - grad_logsumexp, and what scores are lessened by.
+ * Of queries that are not there the weights are 0. */
 static void begin_gradients(struct gradient_state *states, const uint16_t *grad_output, int64_t grad_row,
                             const uint16_t *output, int64_t output_row, const float *logsumexp,
                             const float *grad_logsumexp, int64_t rows, int64_t value_dim)
@@ -417,8 +416,7 @@ static void pair_gradients(uint16_t *weights, uint16_t *gradients, int64_t next,
             __m512 weight[2], gradient[2];
             for (int half = 0; half < 2; half++) {
                 const int64_t from = at + half * SIDE * SIDE;
-                weight[half] =
-                    power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(scores + from), factor, states[half].base));
+                weight[half] = power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(scores + from), factor, states[half].base));
                 gradient[half] =
                     _mm512_mul_ps(weight[half], _mm512_sub_ps(_mm512_loadu_ps(products + from), states[half].delta));
             }
@@ -451,8 +449,7 @@ static void store_gradients(void *grad, const cuda_ops_attention_strides *stride
                             const cuda_ops_attention *call, const cuda_ops_attention_sequence *s, int64_t b,
                             int64_t key_head, int64_t dim, double factor)
 {
-    uint16_t *const to =
-        (uint16_t *)grad + b * strides->batch + key_head * strides->head + s->first_key * strides->row;
+    uint16_t *const to = (uint16_t *)grad + b * strides->batch + key_head * strides->head + s->first_key * strides->row;
     store_sums(to, strides->row, sums, call->keys, dim, _mm512_set1_ps((float)factor));
 }
 
@@ -504,9 +501,9 @@ static void backward_block(uint16_t *grad_query, const uint16_t *query, const ui
                 const bool lower = call->keys - first > SIDE, right = here > SIDE;
                 multiply_streams(false, lower, right, scores, false, memory->key + first / SIDE * steps * TILE,
                                  steps * TILE, memory->query + r / SIDE * steps * TILE, steps * TILE, steps);
-                multiply_streams(false, lower, right, products, false, memory->value + first / SIDE * value_steps * TILE,
-                                 value_steps * TILE, memory->grad_output + r / SIDE * value_steps * TILE,
-                                 value_steps * TILE, value_steps);
+                multiply_streams(false, lower, right, products, false,
+                                 memory->value + first / SIDE * value_steps * TILE, value_steps * TILE,
+                                 memory->grad_output + r / SIDE * value_steps * TILE, value_steps * TILE, value_steps);
                 if (!all_seen(call, i + r, here, first, PAIR))
                     hide_scores(scores, call, i + r, first);
                 pair_gradients(weights, gradients, along_queries, turned, along_keys, scores, products,

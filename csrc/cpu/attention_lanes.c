@@ -1,20 +1,21 @@
-/* attention of float32 with AVX-512: scores are computed transposed, so that 16 queries lie beside each other in a vector
- * register. A softmax then needs no sums across lanes, and no operand but the queries has to be turned: elements of keys
- * and values are broadcast from where they lie.
+/* attention of float32 with AVX-512: scores are computed transposed, so that 16 queries lie beside each other in a
+ * vector register. A softmax then needs no sums across lanes, and no operand but the queries has to be turned:
+ * elements of keys and values are broadcast from where they lie.
  *
  *     S^T = K Q^T,  P^T = 2^(c S^T - b) with c = scale / ln 2 and b the largest of a query so far,  O^T += V^T P^T
  *
- * A product sums 8 rows x 32 columns in registers. Backward has the scores of 32 queries with all keys at once: it makes P
- * add up to 1, and takes delta as the mean of the very dP that it is subtracted from (attention.c says why).
+ * A product sums 8 rows x 32 columns in registers. Backward has the scores of 32 queries with all keys at once: it
+ * makes P add up to 1, and takes delta as the mean of the very dP that it is subtracted from (attention.c says why).
  *
- * Bound by the multiply-adds; with few keys and short rows gemm's packing, and rows of exponentials that are shorter than a
- * vector, cost more than they did. */
+ * Bound by the multiply-adds; with few keys and short rows gemm's packing, and rows of exponentials that are shorter
+ * than a vector, cost more than they did. */
 #include "attention/lanes.h"
 
 #include "attention/seen.h"
 #include "attention/sequences.h"
 #include "common/common.h"
 #include "cuda_ops/cpu_isa.h"
+#include "gemm/tiles.h"
 
 enum { CHUNK = 32 /* queries: two vectors */, KEYS = 128 /* of a block, forward */, MOST_KEYS = 512 /* backward */ };
 
@@ -22,9 +23,9 @@ bool cuda_ops_attention_lanes_takes(const cuda_ops_attention *call, bool backwar
 {
     const bool plain = call->mask_kind == CUDA_OPS_ATTENTION_MASK_NONE && !call->alibi_slopes && call->softcap == 0 &&
                        call->dropout == 0 && !call->sequences.block_table && !with_grad_mask;
-    return CUDA_OPS_WITH_TARGETS && plain && call->products == CUDA_OPS_FLOAT32 && call->scale > 0 &&
-           call->scale < INFINITY && (!backward || call->keys <= MOST_KEYS) &&
-           cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512;
+    const bool products = call->products == CUDA_OPS_FLOAT32 || !cuda_ops_has_tiles();
+    return CUDA_OPS_WITH_TARGETS && plain && products && call->scale > 0 && call->scale < INFINITY &&
+           (!backward || call->keys <= MOST_KEYS) && cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512;
 }
 
 #if CUDA_OPS_WITH_TARGETS
@@ -49,7 +50,8 @@ static int64_t plan(struct lanes_memory *memory, void *workspace, const cuda_ops
     const int64_t dim = whole_lanes(call->head_dim), value_dim = whole_lanes(call->value_dim);
     const int64_t keys = backward ? min_i64(MOST_KEYS, call->keys) : KEYS;
     const int64_t copied = (keys * (backward ? dim : value_dim) + CHUNK - 1) / CHUNK;
-    const int64_t rows[] = {dim, keys, backward ? dim : value_dim, backward ? value_dim : 0, backward ? keys : 0, copied};
+    const int64_t rows[] = {dim,   keys, backward ? dim : value_dim, backward ? value_dim : 0, backward ? keys : 0,
+                            copied};
     float *starts[6], *next = workspace;
     int64_t sum = 0;
     for (int n = 0; n < 6; n++) {
@@ -69,8 +71,8 @@ int64_t cuda_ops_attention_lanes_workspace(const cuda_ops_attention *call, bool 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,fma")
 
-/* 2^(x + 1/2) for x up to about 0, to the last digits; 0 below 2^-126. x is the sum of an integer and a rest from -1/2 to
- * 1/2, for which the polynomial (minimax, 2e-9) is from 1 to 2: the integer is added to its exponent. */
+/* 2^(x + 1/2) for x up to about 0, to the last digits; 0 below 2^-126. x is the sum of an integer and a rest from -1/2
+ * to 1/2, for which the polynomial (minimax, 2e-9) is from 1 to 2: the integer is added to its exponent. */
 CUDA_OPS_INLINE __m512 power_of_two(__m512 x)
 {
     const __m512 magic = _mm512_set1_ps(12582912.0f);
@@ -128,7 +130,9 @@ static void multiply_columns(float *c, int64_t c_row, bool add, struct matrix a,
                              int64_t rows, int64_t columns, int64_t depth)
 {
     const __mmask16 left = (__mmask16)(columns < SIDE ? (1u << columns) - 1 : 0xffffu);
-    const __mmask16 right = (__mmask16)(columns >= 2 * SIDE ? 0xffffu : columns <= SIDE ? 0 : (1u << (columns - SIDE)) - 1);
+    const __mmask16 right = (__mmask16)(columns >= 2 * SIDE ? 0xffffu
+                                        : columns <= SIDE   ? 0
+                                                            : (1u << (columns - SIDE)) - 1);
     int64_t i = 0;
     for (; i + 8 <= rows; i += 8, a.data += 8 * a.row, c += 8 * c_row)
         multiply_rows(8, c, c_row, add, &a, b, b_row, depth, left, right);
@@ -148,8 +152,8 @@ static void multiply(float *c, int64_t c_row, bool add, struct matrix a, const f
         multiply_columns(c + j, c_row, add, a, b + j, b_row, rows, min_i64(CHUNK, columns - j), depth);
 }
 
-/* The transposed matrix of rows whose elements are broadcast, a few of each at a time. Rows that lie far apart are copied:
- * at powers of two they would map to the same few sets of the first-level cache. */
+/* The transposed matrix of rows whose elements are broadcast, a few of each at a time. Rows that lie far apart are
+ * copied: at powers of two they would map to the same few sets of the first-level cache. */
 static struct matrix turned_rows(float *copy, const float *from, int64_t row, int64_t rows, int64_t dim)
 {
     enum { CLOSE = 128 };
@@ -168,9 +172,9 @@ static void turn_queries(float *to, const float *from, int64_t row, int64_t rows
         for (int64_t half = 0; half < CHUNK; half += SIDE) {
             uint32_t lines[SIDE * SIDE] __attribute__((aligned(64)));
             for (int64_t r = 0; r < SIDE; r++)
-                _mm512_store_ps((float *)lines + r * SIDE, half + r < rows
-                                                               ? _mm512_maskz_loadu_ps(mask, from + (half + r) * row + d)
-                                                               : _mm512_setzero_ps());
+                _mm512_store_ps((float *)lines + r * SIDE,
+                                half + r < rows ? _mm512_maskz_loadu_ps(mask, from + (half + r) * row + d)
+                                                : _mm512_setzero_ps());
             transpose_16((uint32_t *)to + d * CHUNK + half, CHUNK, lines, SIDE);
         }
     }
@@ -194,7 +198,8 @@ static void turn_back(float *to, int64_t row, const float *from, int64_t rows, i
 }
 
 /* Scores of keys [j, j + count) that queries [i, i + rows) do not see become -inf. */
-static void hide_scores(float *scores, const cuda_ops_attention *call, int64_t i, int64_t rows, int64_t j, int64_t count)
+static void hide_scores(float *scores, const cuda_ops_attention *call, int64_t i, int64_t rows, int64_t j,
+                        int64_t count)
 {
     const __m512 hidden = _mm512_set1_ps(-INFINITY);
     if (all_seen(call, i, rows, j, count))
@@ -286,8 +291,7 @@ static void forward_chunk(float *output, float *logsumexp, const float *query, c
         _mm512_storeu_ps(sum, state->sum);
         for (int64_t n = 0; n < min_i64(SIDE, rows - half * SIDE); n++)
             logsumexp[i + half * SIDE + n] =
-                largest[n] == -INFINITY ? -INFINITY
-                                        : (float)((base[n] - 0.5) * 0.693147180559945309417 + log(sum[n]));
+                largest[n] == -INFINITY ? -INFINITY : (float)((base[n] - 0.5) * 0.693147180559945309417 + log(sum[n]));
     }
     turn_back(output + i * call->output.row, call->output.row, memory->output, rows, call->value_dim, inverse);
 }
@@ -316,8 +320,8 @@ static void softmax_gradient(float *scores, float *gradients, int64_t count, __m
         float *const row = scores + key * CHUNK, *const gradient = gradients + key * CHUNK;
         const __m512 weight = _mm512_mul_ps(_mm512_loadu_ps(row), inverse);
         _mm512_storeu_ps(row, weight);
-        _mm512_storeu_ps(gradient, _mm512_mul_ps(_mm512_mul_ps(weight, scale),
-                                                 _mm512_sub_ps(_mm512_loadu_ps(gradient), delta)));
+        _mm512_storeu_ps(gradient,
+                         _mm512_mul_ps(_mm512_mul_ps(weight, scale), _mm512_sub_ps(_mm512_loadu_ps(gradient), delta)));
     }
 }
 
@@ -337,8 +341,8 @@ static void head_gradients(float *grad_query, float *grad_key, float *grad_value
         const float *const k = key + j * call->key.row, *const v = value + j * call->value.row;
         turn_queries(memory->query, q, call->query.row, rows, call->head_dim);
         turn_queries(memory->grad_output, g, call->grad_output.row, rows, call->value_dim);
-        multiply_columns(memory->scores, CHUNK, false, (struct matrix){k, call->key.row, 1}, memory->query, CHUNK, count,
-                         CHUNK, call->head_dim);
+        multiply_columns(memory->scores, CHUNK, false, (struct matrix){k, call->key.row, 1}, memory->query, CHUNK,
+                         count, CHUNK, call->head_dim);
         multiply_columns(memory->gradients, CHUNK, false, (struct matrix){v, call->value.row, 1}, memory->grad_output,
                          CHUNK, count, CHUNK, call->value_dim);
         hide_scores(memory->scores, call, i, rows, j, count);
@@ -349,10 +353,10 @@ static void head_gradients(float *grad_query, float *grad_key, float *grad_value
                                                                     : 0);
             const __m512 sums = _mm512_maskz_loadu_ps(lanes, logsumexp + i + half);
             const __mmask16 none = _mm512_cmp_ps_mask(sums, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
-            const __m512 base = _mm512_maskz_fmadd_ps((__mmask16)~none, sums, _mm512_set1_ps(1.44269504f),
-                                                      _mm512_set1_ps(0.5f));
-            const __m512 minus = grad_logsumexp ? _mm512_maskz_loadu_ps(lanes, grad_logsumexp + i + half)
-                                                : _mm512_setzero_ps();
+            const __m512 base =
+                _mm512_maskz_fmadd_ps((__mmask16)~none, sums, _mm512_set1_ps(1.44269504f), _mm512_set1_ps(0.5f));
+            const __m512 minus =
+                grad_logsumexp ? _mm512_maskz_loadu_ps(lanes, grad_logsumexp + i + half) : _mm512_setzero_ps();
             softmax_gradient(memory->scores + half, memory->gradients + half, count, factor, base, minus, scale);
         }
         multiply(grad_value + j * call->grad_value.row, call->grad_value.row, true,
@@ -412,17 +416,16 @@ void cuda_ops_attention_lanes_backward(float *grad_query, float *grad_key, float
         }
         for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
             const int64_t row = first_row_of(all, &s, b, head);
-            head_gradients(
-                grad_query + b * call.grad_query.batch + head * call.grad_query.head +
-                    s.first_query * call.grad_query.row,
-                grad_k, grad_v,
-                grad_output + b * call.grad_output.batch + head * call.grad_output.head +
-                    s.first_query * call.grad_output.row,
-                grad_logsumexp ? grad_logsumexp + row : NULL,
-                query + b * call.query.batch + head * call.query.head + s.first_query * call.query.row,
-                key + b * call.key.batch + key_head * call.key.head + s.first_key * call.key.row,
-                value + b * call.value.batch + key_head * call.value.head + s.first_key * call.value.row,
-                logsumexp + row, &memory, &call);
+            head_gradients(grad_query + b * call.grad_query.batch + head * call.grad_query.head +
+                               s.first_query * call.grad_query.row,
+                           grad_k, grad_v,
+                           grad_output + b * call.grad_output.batch + head * call.grad_output.head +
+                               s.first_query * call.grad_output.row,
+                           grad_logsumexp ? grad_logsumexp + row : NULL,
+                           query + b * call.query.batch + head * call.query.head + s.first_query * call.query.row,
+                           key + b * call.key.batch + key_head * call.key.head + s.first_key * call.key.row,
+                           value + b * call.value.batch + key_head * call.value.head + s.first_key * call.value.row,
+                           logsumexp + row, &memory, &call);
         }
     }
 }

@@ -73,7 +73,8 @@ static void check_call(cuda_ops_attention call, int64_t queries, int64_t keys, c
     call.key = call.grad_key = strides_of(keys, KEY_HEADS, call.head_dim);
     call.value = call.grad_value = strides_of(keys, KEY_HEADS, call.value_dim);
     call.output = call.grad_output = strides_of(queries, HEADS, call.value_dim);
-    tensor query = new_tensor(count_of(batch, call.query), 1, dtype), key = new_tensor(count_of(batch, call.key), 2, dtype);
+    tensor query = new_tensor(count_of(batch, call.query), 1, dtype),
+           key = new_tensor(count_of(batch, call.key), 2, dtype);
     tensor value = new_tensor(count_of(batch, call.value), 3, dtype);
     tensor grad_output = new_tensor(count_of(batch, call.output), 4, dtype);
     tensor output = new_tensor(count_of(batch, call.output), 0, dtype);
@@ -102,17 +103,17 @@ static void check_call(cuda_ops_attention call, int64_t queries, int64_t keys, c
     if (backward) {
         CHECK_OK(cuda_ops_widen_cpu(output.floats, output.halves, output.count, dtype));
         workspace = new_workspace(cuda_ops_attention_backward_workspace_cpu(&call, CUDA_OPS_FLOAT32));
-        CHECK_OK(cuda_ops_attention_backward_cpu(
-            grad_query.floats, grad_key.floats, grad_value.floats, NULL, grad_output.floats, grad_logsumexp,
-            query.floats, key.floats, value.floats, output.floats, expected, workspace, &call, 0,
-            cuda_ops_attention_backward_parts_cpu(&call), CUDA_OPS_FLOAT32));
+        CHECK_OK(cuda_ops_attention_backward_cpu(grad_query.floats, grad_key.floats, grad_value.floats, NULL,
+                                                 grad_output.floats, grad_logsumexp, query.floats, key.floats,
+                                                 value.floats, output.floats, expected, workspace, &call, 0,
+                                                 cuda_ops_attention_backward_parts_cpu(&call), CUDA_OPS_FLOAT32));
         free(workspace);
         workspace = new_workspace(cuda_ops_attention_halves_backward_workspace_cpu(&call));
         IN_TWO_PIECES(cuda_ops_attention_backward_parts_cpu(&call), begin, end,
-                      cuda_ops_attention_halves_backward_cpu(
-                          grad_query.halves, grad_key.halves, grad_value.halves, grad_output.halves, grad_logsumexp,
-                          query.halves, key.halves, value.halves, output.halves, found, workspace, &call, begin, end,
-                          dtype));
+                      cuda_ops_attention_halves_backward_cpu(grad_query.halves, grad_key.halves, grad_value.halves,
+                                                             grad_output.halves, grad_logsumexp, query.halves,
+                                                             key.halves, value.halves, output.halves, found, workspace,
+                                                             &call, begin, end, dtype));
         free(workspace);
     }
     const double tolerance = 3 * rounding_of(dtype);

@@ -1,5 +1,5 @@
-/* attention of float32 with AVX-512, queries in the lanes of vector registers (attention_lanes.c). It takes the parts of
- * cuda_ops_attention_forward_cpu and cuda_ops_attention_backward_cpu, and the same arguments. */
+/* attention of float32 with AVX-512, queries in the lanes of vector registers (attention_lanes.c). It takes the parts
+ * of cuda_ops_attention_forward_cpu and cuda_ops_attention_backward_cpu, and the same arguments. */
 #ifndef CUDA_OPS_CPU_ATTENTION_LANES_H
 #define CUDA_OPS_CPU_ATTENTION_LANES_H
 

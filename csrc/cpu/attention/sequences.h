@@ -52,8 +52,8 @@ static inline bool attention_is_sound(const cuda_ops_attention *call, bool backw
     return sizes && options && heads && sequences;
 }
 
-/* Part `number` of `count` in the order first, last, second, ...: where a mask is causal, neighbours cost about the same
- * together. */
+/* Part `number` of `count` in the order first, last, second, ...: where a mask is causal, neighbours cost about the
+ * same together. */
 static inline int64_t in_turn(int64_t number, int64_t count)
 {
     return number % 2 ? count - 1 - number / 2 : number / 2;
