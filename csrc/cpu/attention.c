@@ -161,7 +161,7 @@ cuda_ops_status cuda_ops_attention_forward_cpu(void *output, void *logsumexp, co
     const cuda_ops_status status = check_call(call, false, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    if (dtype == CUDA_OPS_FLOAT32 && cuda_ops_attention_lanes_takes(call, false, false))
+    if (dtype == CUDA_OPS_FLOAT32 && cuda_ops_attention_lanes_takes(call, call->keys, false, false))
         cuda_ops_attention_lanes_forward(output, logsumexp, query, key, value, workspace, call, begin, end);
     else if (dtype == CUDA_OPS_FLOAT32)
         attention_forward_f32(output, logsumexp, query, key, value, workspace, call, begin, end);
@@ -192,15 +192,21 @@ cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key
     const cuda_ops_status status = check_call(call, true, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    if (dtype == CUDA_OPS_FLOAT32 && cuda_ops_attention_lanes_takes(call, true, grad_mask != NULL))
-        cuda_ops_attention_lanes_backward(grad_query, grad_key, grad_value, grad_output, grad_logsumexp, query, key,
-                                          value, logsumexp, workspace, call, begin, end);
-    else if (dtype == CUDA_OPS_FLOAT32)
-        attention_backward_f32(grad_query, grad_key, grad_value, grad_mask, grad_output, grad_logsumexp, query, key,
-                               value, output, logsumexp, workspace, call, begin, end);
-    else
+    if (dtype == CUDA_OPS_FLOAT64) {
         attention_backward_f64(grad_query, grad_key, grad_value, grad_mask, grad_output, grad_logsumexp, query, key,
                                value, output, logsumexp, workspace, call, begin, end);
+        return CUDA_OPS_SUCCESS;
+    }
+    /* By each sequence's keys, so that its bits do not depend on those beside it. */
+    for (int64_t part = begin; part < end; part++) {
+        const int64_t keys = cuda_ops_attention_sequence_of(call, part / call->key_heads).keys;
+        if (cuda_ops_attention_lanes_takes(call, keys, true, grad_mask != NULL))
+            cuda_ops_attention_lanes_backward(grad_query, grad_key, grad_value, grad_output, grad_logsumexp, query, key,
+                                              value, logsumexp, workspace, call, part, part + 1);
+        else
+            attention_backward_f32(grad_query, grad_key, grad_value, grad_mask, grad_output, grad_logsumexp, query, key,
+                                   value, output, logsumexp, workspace, call, part, part + 1);
+    }
     return CUDA_OPS_SUCCESS;
 }
 

@@ -99,11 +99,11 @@ static bool pack_operand(cuda_ops_dtype dtype, bool as_b, uint16_t *to, const ui
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,fma,amx-tile,amx-bf16")
 
-/* 2^(x + 1/2) for x up to about 0, off by 3e-6 of it; 0 below 2^-126. x is the sum of an integer and a rest from -1/2
- * to 1/2, for which the polynomial is from 1 to 2: the integer is added to its exponent. */
+/* 2^(x + 1/2) for x up to about 0, off by 3e-6 of it; 0 below 2^-126. x is the sum of an integer, which the addition of
+ * 1.5 * 2^23 leaves in the last bits, and a rest from -1/2 to 1/2, for which there is a minimax polynomial. */
 CUDA_OPS_INLINE __m512 power_of_two(__m512 x)
 {
-    const __m512 magic = _mm512_set1_ps(12582912.0f);
+    const __m512 magic = _mm512_set1_ps(12582912.0f + 127); /* with what an exponent is stored more by */
     const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.5f), _CMP_NLT_UQ); /* of NaN too */
     const __m512 sum = _mm512_add_ps(x, magic);
     const __m512 r = _mm512_sub_ps(x, _mm512_sub_ps(sum, magic));
@@ -112,8 +112,8 @@ CUDA_OPS_INLINE __m512 power_of_two(__m512 x)
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.339761198f));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.980222285f));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.41421247f));
-    const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(sum), 23);
-    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(counts, _mm512_castps_si512(y), power));
+    const __m512 power = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(sum), 23));
+    return _mm512_maskz_mul_ps(counts, y, power);
 }
 
 /* sums = or, if add, += a times b over `steps`, of two streams each; of the second ones only if they are there. */

@@ -19,13 +19,13 @@
 
 enum { CHUNK = 32 /* queries: two vectors */, KEYS = 128 /* of a block, forward */, MOST_KEYS = 512 /* backward */ };
 
-bool cuda_ops_attention_lanes_takes(const cuda_ops_attention *call, bool backward, bool with_grad_mask)
+bool cuda_ops_attention_lanes_takes(const cuda_ops_attention *call, int64_t keys, bool backward, bool with_grad_mask)
 {
     const bool plain = call->mask_kind == CUDA_OPS_ATTENTION_MASK_NONE && !call->alibi_slopes && call->softcap == 0 &&
                        call->dropout == 0 && !call->sequences.block_table && !with_grad_mask;
     const bool products = call->products == CUDA_OPS_FLOAT32 || !cuda_ops_has_tiles();
     return CUDA_OPS_WITH_TARGETS && plain && products && call->scale > 0 && call->scale < INFINITY &&
-           (!backward || call->keys <= MOST_KEYS) && cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512;
+           (!backward || keys <= MOST_KEYS) && cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512;
 }
 
 #if CUDA_OPS_WITH_TARGETS
@@ -71,11 +71,11 @@ int64_t cuda_ops_attention_lanes_workspace(const cuda_ops_attention *call, bool 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,fma")
 
-/* 2^(x + 1/2) for x up to about 0, to the last digits; 0 below 2^-126. x is the sum of an integer and a rest from -1/2
- * to 1/2, for which the polynomial (minimax, 2e-9) is from 1 to 2: the integer is added to its exponent. */
+/* 2^(x + 1/2) for x up to about 0, to the last digits; 0 below 2^-126. x is the sum of an integer, which the addition of
+ * 1.5 * 2^23 leaves in the last bits, and a rest from -1/2 to 1/2, for which there is a minimax polynomial. */
 CUDA_OPS_INLINE __m512 power_of_two(__m512 x)
 {
-    const __m512 magic = _mm512_set1_ps(12582912.0f);
+    const __m512 magic = _mm512_set1_ps(12582912.0f + 127); /* with what an exponent is stored more by */
     const __mmask16 counts = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.5f), _CMP_NLT_UQ); /* of NaN too */
     const __m512 sum = _mm512_add_ps(x, magic);
     const __m512 r = _mm512_sub_ps(x, _mm512_sub_ps(sum, magic));
@@ -86,8 +86,8 @@ CUDA_OPS_INLINE __m512 power_of_two(__m512 x)
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.339731544f));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(0.980258167f));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.41421354f));
-    const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(sum), 23);
-    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(counts, _mm512_castps_si512(y), power));
+    const __m512 power = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(sum), 23));
+    return _mm512_maskz_mul_ps(counts, y, power);
 }
 
 /* A matrix: element [i][p] is at data[i * row + p * step]. */

@@ -9,9 +9,9 @@
 
 enum { LANES_QUERIES = 64 /* of a forward part */ };
 
-/* Whether it takes the call: without mask, softcap, ALiBi, dropout and pages, with a scale above 0; backward of keys
- * whose scores with 32 queries stay in the second-level cache, and without grad_mask. */
-bool cuda_ops_attention_lanes_takes(const cuda_ops_attention *call, bool backward, bool with_grad_mask);
+/* Whether it takes a sequence of so many keys of the call: without mask, softcap, ALiBi, dropout and pages, with a scale
+ * above 0; backward of keys whose scores with 32 queries stay in the second-level cache, and without grad_mask. */
+bool cuda_ops_attention_lanes_takes(const cuda_ops_attention *call, int64_t keys, bool backward, bool with_grad_mask);
 
 int64_t cuda_ops_attention_lanes_workspace(const cuda_ops_attention *call, bool backward);
 void cuda_ops_attention_lanes_forward(float *output, float *logsumexp, const float *query, const float *key,
