@@ -8,6 +8,8 @@
 
 #include "cuda_ops/attention.h"
 
+#include "attention/lanes.h"
+#include "attention/sequences.h"
 #include "common/common.h"
 #include "common/exponential.h"
 #include "gemm/single_thread.h"
@@ -15,7 +17,7 @@
 
 /* Rows and columns of a block of scores: 64 is as many as gemm takes without packing the keys, and 64 x 512 floats are
  * a part of the second-level cache. */
-enum { QUERY_BLOCK = 64, KEY_BLOCK = 512, MOST_QUERIES = 128 };
+enum { QUERY_BLOCK = LANES_QUERIES, KEY_BLOCK = 512, MOST_QUERIES = 128 };
 /* Between rows of scores, which would else lie at powers of two. */
 enum { ROW_GAP = 16 };
 
@@ -55,34 +57,10 @@ static int64_t block_elements(const cuda_ops_attention *call)
     return query_block(call) * (key_block(call) + ROW_GAP);
 }
 
-static int64_t head_of_keys(const cuda_ops_attention *call, int64_t head)
-{
-    return head / (call->heads / call->key_heads);
-}
-
 /* The row of logsumexp. */
 static int64_t row_of(const struct attention_block *block, int64_t i)
 {
     return block->first_row + i;
-}
-
-/* The call with the lengths of one of its sequences. Packed tensors have no batch, whatever its strides say. */
-static cuda_ops_attention call_of_sequence(const cuda_ops_attention *call, const cuda_ops_attention_sequence *s)
-{
-    cuda_ops_attention one = *call;
-    one.queries = s->queries, one.keys = s->keys, one.diagonal = s->diagonal;
-    if (call->sequences.query_starts) {
-        one.query.batch = one.key.batch = one.value.batch = one.output.batch = 0;
-        one.grad_output.batch = one.grad_query.batch = one.grad_key.batch = one.grad_value.batch = 0;
-    }
-    return one;
-}
-
-static int64_t first_row_of(const cuda_ops_attention *call, const cuda_ops_attention_sequence *s, int64_t batch,
-                            int64_t head)
-{
-    return call->sequences.query_starts ? head * call->sequences.query_rows + s->first_query
-                                        : (batch * call->heads + head) * call->queries;
 }
 
 /* Where key j of a sequence is, in rows of the batch's stride: the sequence itself, or a page of a cache. */
@@ -156,30 +134,13 @@ CUDA_OPS_INLINE void dropout_numbers(uint16_t numbers[DROPOUT_KEYS], const cuda_
 
 #include "common/undef_real.h"
 
-/* Sizes that fit each other, and none so large that an index could overflow. */
 static cuda_ops_status check_call(const cuda_ops_attention *call, bool backward, cuda_ops_dtype dtype)
 {
-    const int64_t limit = CUDA_OPS_ATTENTION_UNBOUNDED;
     if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
         return CUDA_OPS_UNSUPPORTED_DTYPE;
-    const bool sizes = call->batch >= 0 && call->heads >= 0 && call->key_heads >= 0 && call->queries >= 0 &&
-                       call->keys >= 0 && call->head_dim >= 0 && call->value_dim >= 0 && call->queries < limit &&
-                       call->keys < limit && -limit < call->diagonal && call->diagonal < limit;
-    const bool options = 0 <= call->window_left && call->window_left <= CUDA_OPS_ATTENTION_UNBOUNDED &&
-                         0 <= call->window_right && call->window_right <= CUDA_OPS_ATTENTION_UNBOUNDED &&
-                         call->softcap >= 0 && call->dropout >= 0 && call->dropout <= 1;
     const bool mask = call->mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE || call->mask_dtype == dtype ||
                       call->mask_dtype == CUDA_OPS_FLOAT32;
-    const bool heads = call->heads == 0 || (call->key_heads > 0 && call->heads % call->key_heads == 0);
-    const cuda_ops_attention_sequences *const q = &call->sequences;
-    const bool packed = q->query_starts != NULL, cache = q->key_lengths || q->block_table;
-    const bool sequences =
-        packed == (q->key_starts != NULL) && q->new_keys >= 0 &&
-        (!packed || (q->query_rows >= 0 && q->key_rows >= 0 && !cache && call->dropout == 0 &&
-                     call->mask_kind == CUDA_OPS_ATTENTION_MASK_NONE)) &&
-        (!cache || (!backward && call->dropout == 0)) &&
-        (!q->block_table || (q->page_size > 0 && q->table_row >= 0 && (q->pages > 0 || call->keys == 0)));
-    return sizes && options && mask && heads && sequences ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
+    return mask && attention_is_sound(call, backward) ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
 }
 
 int64_t cuda_ops_attention_forward_parts_cpu(const cuda_ops_attention *call)
@@ -189,7 +150,8 @@ int64_t cuda_ops_attention_forward_parts_cpu(const cuda_ops_attention *call)
 
 int64_t cuda_ops_attention_forward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype)
 {
-    return products_workspace() + block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    const int64_t bytes = products_workspace() + block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    return max_i64(bytes, cuda_ops_attention_lanes_workspace(call, false));
 }
 
 cuda_ops_status cuda_ops_attention_forward_cpu(void *output, void *logsumexp, const void *query, const void *key,
@@ -199,7 +161,9 @@ cuda_ops_status cuda_ops_attention_forward_cpu(void *output, void *logsumexp, co
     const cuda_ops_status status = check_call(call, false, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    if (dtype == CUDA_OPS_FLOAT32)
+    if (dtype == CUDA_OPS_FLOAT32 && cuda_ops_attention_lanes_takes(call, call->keys, false, false))
+        cuda_ops_attention_lanes_forward(output, logsumexp, query, key, value, workspace, call, begin, end);
+    else if (dtype == CUDA_OPS_FLOAT32)
         attention_forward_f32(output, logsumexp, query, key, value, workspace, call, begin, end);
     else
         attention_forward_f64(output, logsumexp, query, key, value, workspace, call, begin, end);
@@ -214,8 +178,9 @@ int64_t cuda_ops_attention_backward_parts_cpu(const cuda_ops_attention *call)
 /* The exponentials, the gradients of the scores, and with a softcap its derivatives. */
 int64_t cuda_ops_attention_backward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype)
 {
-    return products_workspace() +
-           (call->softcap > 0 ? 3 : 2) * block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    const int64_t bytes =
+        products_workspace() + (call->softcap > 0 ? 3 : 2) * block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    return max_i64(bytes, cuda_ops_attention_lanes_workspace(call, true));
 }
 
 cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key, void *grad_value, void *grad_mask,
@@ -227,12 +192,21 @@ cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key
     const cuda_ops_status status = check_call(call, true, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    if (dtype == CUDA_OPS_FLOAT32)
-        attention_backward_f32(grad_query, grad_key, grad_value, grad_mask, grad_output, grad_logsumexp, query, key,
-                               value, output, logsumexp, workspace, call, begin, end);
-    else
+    if (dtype == CUDA_OPS_FLOAT64) {
         attention_backward_f64(grad_query, grad_key, grad_value, grad_mask, grad_output, grad_logsumexp, query, key,
                                value, output, logsumexp, workspace, call, begin, end);
+        return CUDA_OPS_SUCCESS;
+    }
+    /* By each sequence's keys, so that its bits do not depend on those beside it. */
+    for (int64_t part = begin; part < end; part++) {
+        const int64_t keys = cuda_ops_attention_sequence_of(call, part / call->key_heads).keys;
+        if (cuda_ops_attention_lanes_takes(call, keys, true, grad_mask != NULL))
+            cuda_ops_attention_lanes_backward(grad_query, grad_key, grad_value, grad_output, grad_logsumexp, query, key,
+                                              value, logsumexp, workspace, call, part, part + 1);
+        else
+            attention_backward_f32(grad_query, grad_key, grad_value, grad_mask, grad_output, grad_logsumexp, query, key,
+                                   value, output, logsumexp, workspace, call, part, part + 1);
+    }
     return CUDA_OPS_SUCCESS;
 }
 
@@ -444,8 +418,7 @@ static void FN(attention_forward)(REAL *output, REAL *logsumexp, const REAL *que
     const int64_t blocks = query_blocks(all), columns = key_block(all);
     struct attention_block block = {.pitch = columns + ROW_GAP};
     for (int64_t part = begin; part < end; part++) {
-        /* First and last in turn: where a mask is causal, neighbouring parts cost about the same together. */
-        const int64_t turn = part % blocks, i = (turn % 2 ? blocks - 1 - turn / 2 : turn / 2) * query_block(all);
+        const int64_t i = in_turn(part % blocks, blocks) * query_block(all);
         block.head = part / blocks % all->heads;
         block.batch = part / blocks / all->heads;
         const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(all, block.batch);

@@ -149,6 +149,62 @@ static cuda_ops_attention attention_call(const char *op, std::array<Tensor, 2> &
     return call;
 }
 
+// What a query and a key cost by tile registers, in multiply-adds of float32, of so many elements of rows: products are
+// 16 times as fast (of float16, three each), and what is between them takes as long as 32 multiply-adds.
+static double tiles_cost(const Tensor &logsumexp, const cuda_ops_attention &call, cuda_ops_dtype dtype, int64_t dims)
+{
+    const double product = (dtype == CUDA_OPS_FLOAT16 ? 3.0 : 1.0) / 16;
+    return static_cast<double>(logsumexp.numel()) * static_cast<double>(call.keys) *
+           (product * static_cast<double>(dims) + 32);
+}
+
+bool attention_forward_of_halves(const char *op, const Tensor &output, const Tensor &logsumexp, const Tensor &query,
+                                 const Tensor &key, const Tensor &value, const cuda_ops_attention &call,
+                                 cuda_ops_dtype dtype)
+{
+    if (!is_cpu_half(query) || !cuda_ops_attention_takes_halves_cpu(&call, 0, 0, dtype))
+        return false;
+    int not_finite = 0;
+    const int64_t parts = cuda_ops_attention_halves_forward_parts_cpu(&call);
+    const double cost = tiles_cost(logsumexp, call, dtype, call.head_dim + call.value_dim);
+    parallel_parts(op, parts, cost / static_cast<double>(parts),
+                   cuda_ops_attention_halves_forward_workspace_cpu(&call, dtype),
+                   [&](void *workspace, int64_t begin, int64_t end) {
+                       return cuda_ops_attention_halves_forward_cpu(
+                           output.data_ptr(), logsumexp.data_ptr(), query.const_data_ptr(), key.const_data_ptr(),
+                           value.const_data_ptr(), workspace, &not_finite, &call, begin, end, dtype);
+                   });
+    return not_finite == 0;
+}
+
+bool attention_backward_of_halves(const char *op, const std::array<Tensor, 3> &grads, const Tensor &grad_output,
+                                  const Tensor &grad_logsumexp, const Tensor &query, const Tensor &key,
+                                  const Tensor &value, const Tensor &output, const Tensor &logsumexp,
+                                  const cuda_ops_attention &call, bool with_scores, cuda_ops_dtype dtype)
+{
+    if (!is_cpu_half(query) || !cuda_ops_attention_takes_halves_cpu(&call, 1, with_scores, dtype))
+        return false;
+    const int64_t parts = cuda_ops_attention_backward_parts_cpu(&call);
+    const double cost = tiles_cost(logsumexp, call, dtype, 3 * call.head_dim + 2 * call.value_dim);
+    parallel_parts(op, parts, cost / static_cast<double>(parts),
+                   cuda_ops_attention_halves_backward_workspace_cpu(&call),
+                   [&](void *workspace, int64_t begin, int64_t end) {
+                       return cuda_ops_attention_halves_backward_cpu(
+                           grads[0].data_ptr(), grads[1].data_ptr(), grads[2].data_ptr(), grad_output.const_data_ptr(),
+                           grad_logsumexp.defined() ? grad_logsumexp.const_data_ptr() : nullptr, query.const_data_ptr(),
+                           key.const_data_ptr(), value.const_data_ptr(), output.const_data_ptr(),
+                           logsumexp.const_data_ptr(), workspace, &call, begin, end, dtype);
+                   });
+    return true;
+}
+
+// What widened tensors are multiplied as. Three products of tile registers for each of float16's take longer than one of
+// float32's.
+static cuda_ops_dtype products_of_halves(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_BFLOAT16 ? dtype : CUDA_OPS_FLOAT32;
+}
+
 // The third output lets backward draw the same numbers again: seed and offset, 2 int64 on query's device; none without
 // dropout.
 // products: the half that the tensors were widened from on the CPU; else float32.
@@ -175,9 +231,12 @@ static std::tuple<Tensor, Tensor, Tensor> attention_forward_of(const Tensor &que
     }
     call.output = attention_strides(output);
     call.products = products;
+    if (attention_forward_of_halves(op, output, logsumexp, q, k, v, call, dtype))
+        return {output, logsumexp, state};
     if (is_cpu_half(query)) {
-        const auto [result, sums, drawn] = attention_forward_of(widened(query), widened(key), widened(value),
-                                                                widened(mask), alibi_slopes, options, dtype);
+        const auto [result, sums, drawn] =
+            attention_forward_of(widened(query), widened(key), widened(value), widened(mask), alibi_slopes, options,
+                                 products_of_halves(dtype));
         return {output.copy_(result), sums, drawn};
     }
     if (dropout > 0.0)
@@ -308,19 +367,21 @@ static Tensor attention_backward_into(std::array<Tensor, 3> &grads, const Tensor
             grad.zero_();
         return grad_scores;
     }
-    if (is_cpu_half(query)) {
-        std::array<Tensor, 3> computed;
-        const Tensor scores = attention_backward_into(computed, widened(grad_output), grad_logsumexp, widened(query),
-                                                      widened(key), widened(value), widened(mask), alibi_slopes,
-                                                      widened(output), logsumexp, state, options, with_scores, dtype);
-        for (size_t i = 0; i < grads.size(); i++)
-            grads[i].copy_(computed[i]);
-        return scores.to(query.scalar_type());
-    }
     call.products = products;
     call.output = attention_strides(o), call.grad_output = attention_strides(g);
     call.grad_query = attention_strides(grad_query);
     call.grad_key = attention_strides(grad_key), call.grad_value = attention_strides(grad_value);
+    if (attention_backward_of_halves(op, grads, g, grad_l, q, k, v, o, l, call, with_scores, dtype))
+        return grad_scores;
+    if (is_cpu_half(query)) {
+        std::array<Tensor, 3> computed;
+        const Tensor scores = attention_backward_into(
+            computed, widened(grad_output), grad_logsumexp, widened(query), widened(key), widened(value), widened(mask),
+            alibi_slopes, widened(output), logsumexp, state, options, with_scores, products_of_halves(dtype));
+        for (size_t i = 0; i < grads.size(); i++)
+            grads[i].copy_(computed[i]);
+        return scores.to(query.scalar_type());
+    }
     void *const grad_mask = with_scores ? grad_scores.data_ptr() : nullptr;
     const void *const grad_l_data = grad_l.defined() ? grad_l.const_data_ptr() : nullptr;
     if (q.is_cuda()) {

@@ -8,6 +8,7 @@
 #include "checks.h"
 #include "cpu_workspace.h"
 #include "cuda_ops/attention.h"
+#include "cuda_ops/attention_halves_cpu.h"
 #include "empty.h"
 
 namespace cuda_ops
@@ -53,6 +54,16 @@ void parallel_parts(const char *op, int64_t parts, double multiply_adds, int64_t
     parallel_ranges(op, parts, grain,
                     [&](int64_t begin, int64_t end) { return kernel(thread_workspace(workspace_bytes), begin, end); });
 }
+
+// Forward of halves on the CPU as they are. False: nothing was done that counts, and the call goes by float32.
+bool attention_forward_of_halves(const char *op, const Tensor &output, const Tensor &logsumexp, const Tensor &query,
+                                 const Tensor &key, const Tensor &value, const cuda_ops_attention &call,
+                                 cuda_ops_dtype dtype);
+// Likewise backward, of grad_query, grad_key and grad_value.
+bool attention_backward_of_halves(const char *op, const std::array<Tensor, 3> &grads, const Tensor &grad_output,
+                                  const Tensor &grad_logsumexp, const Tensor &query, const Tensor &key,
+                                  const Tensor &value, const Tensor &output, const Tensor &logsumexp,
+                                  const cuda_ops_attention &call, bool with_scores, cuda_ops_dtype dtype);
 
 #ifdef CUDA_OPS_WITH_CUDA
 inline Tensor attention_workspace(int64_t bytes, const Tensor &like)

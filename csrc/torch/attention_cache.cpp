@@ -193,6 +193,8 @@ attention_cache_forward(const Tensor &query, const Tensor &key_cache, const Tens
         check_cache_cpu(cache);
     if (logsumexp.numel() == 0)
         return {output, logsumexp};
+    if (call.keys > 0 && attention_forward_of_halves(op, output, logsumexp, q, k, v, call, dtype))
+        return {output, logsumexp};
     if (is_cpu_half(query)) {
         const auto [result, sums] =
             in_float32(attention_cache_forward, query, key_cache, value_cache, cache_seqlens, block_table, alibi_slopes,

@@ -106,6 +106,12 @@ static std::tuple<Tensor, Tensor> attention_varlen_forward(const Tensor &query, 
     call.output = packed_strides(output);
     if (logsumexp.numel() == 0)
         return {output, logsumexp};
+    if (!q.is_cuda()) {
+        output.zero_(); // rows of no sequence
+        logsumexp.fill_(-std::numeric_limits<double>::infinity());
+    }
+    if (attention_forward_of_halves(op, output, logsumexp, q, k, v, call, dtype))
+        return {output, logsumexp};
     if (is_cpu_half(query)) {
         const auto [result, sums] =
             in_float32(attention_varlen_forward, query, key, value, cu_seqlens_q, cu_seqlens_k, alibi_slopes,
@@ -122,8 +128,6 @@ static std::tuple<Tensor, Tensor> attention_varlen_forward(const Tensor &query, 
                                                             dtype, current_stream(op)));
         return {output, logsumexp};
     }
-    output.zero_(); // rows of no sequence
-    logsumexp.fill_(-std::numeric_limits<double>::infinity());
     const int64_t parts = cuda_ops_attention_forward_parts_cpu(&call);
     parallel_parts(
         op, parts,
@@ -184,6 +188,12 @@ attention_varlen_backward(const Tensor &grad_output, const std::optional<Tensor>
     }
     if (empty_call)
         return {grad_query, grad_key, grad_value};
+    call.output = packed_strides(o), call.grad_output = packed_strides(g);
+    call.grad_query = packed_strides(grad_query);
+    call.grad_key = packed_strides(grad_key), call.grad_value = packed_strides(grad_value);
+    if (attention_backward_of_halves(op, {grad_query, grad_key, grad_value}, g, grad_l, q, k, v, o, l, call, false,
+                                     dtype))
+        return {grad_query, grad_key, grad_value};
     if (is_cpu_half(query)) {
         const auto [to_query, to_key, to_value] =
             in_float32(attention_varlen_backward, grad_output, grad_logsumexp, query, key, value, cu_seqlens_q,
@@ -191,9 +201,6 @@ attention_varlen_backward(const Tensor &grad_output, const std::optional<Tensor>
                        window_right, softcap, bottom_right);
         return {grad_query.copy_(to_query), grad_key.copy_(to_key), grad_value.copy_(to_value)};
     }
-    call.output = packed_strides(o), call.grad_output = packed_strides(g);
-    call.grad_query = packed_strides(grad_query);
-    call.grad_key = packed_strides(grad_key), call.grad_value = packed_strides(grad_value);
     const void *const grad_l_data = grad_l.defined() ? grad_l.const_data_ptr() : nullptr;
     if (q.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA

@@ -115,7 +115,7 @@ static void check_table_size(const char *op, at::IntArrayRef size)
 // Into grad_weight, which is added to where `accumulate` says so, or a new one.
 static Tensor embedding_gradient(const Tensor &grad_output, const Tensor &input, at::IntArrayRef size,
                                  at::ScalarType weight_dtype, int64_t padding_idx, bool scale_grad_by_freq,
-                                 Tensor grad_weight, bool accumulate)
+                                 Tensor grad_weight, [[maybe_unused]] bool accumulate)
 {
     const char *op = "embedding_backward";
     // The launches on CUDA alone ask for it.

@@ -95,13 +95,13 @@ struct Normalized {
 };
 
 // Dropout's mask, a bit an element, in bytes.
-void check_takes_mask(const char *op, const Tensor &input, const NormShape &shape, cuda_ops_dtype dtype)
+void check_takes_mask(const char *op, const Tensor &input, [[maybe_unused]] const NormShape &shape,
+                      [[maybe_unused]] cuda_ops_dtype dtype)
 {
     bool takes = false;
 #ifdef CUDA_OPS_WITH_CUDA
     takes = input.is_cuda() && cuda_ops_layer_norm_takes_mask_cuda(shape.rows, shape.cols, dtype) != 0;
 #endif
-    (void)dtype;
     TORCH_CHECK_NOT_IMPLEMENTED(takes, op,
                                 ": expected input to be float16 or bfloat16 on CUDA, and its rows whole vectors of "
                                 "eight that a block's registers hold, got ",

@@ -132,6 +132,20 @@ def test_few_queries(device_dtype, options, lengths):
         check_options(device, dtype, options, *lengths, key_heads=key_heads, head_dim=head_dim, value_dim=head_dim)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_infinities_of_halves_on_the_cpu(dtype, where):
+    """Tile registers take a float16 as the sum of two bfloat16, which an infinity is not."""
+    tensors = [t.detach() for t in operands("cpu", dtype, 40, 50, key_heads=4)]
+    tensors = dict(zip(("query", "key", "value"), tensors, strict=True))
+    tensors[where][0, 1, 3, 2] = -float("inf")
+    found = scaled_dot_product_attention(*tensors.values(), is_causal=True)
+    exact = torch.nn.functional.scaled_dot_product_attention(*(t.double() for t in tensors.values()), is_causal=True)
+    # Where a weight is 0, kernels differ in whether they multiply it.
+    seen = torch.ones(40, dtype=torch.bool) if where != "value" else torch.arange(40) >= 3
+    torch.testing.assert_close(found.double()[:, :, seen], exact[:, :, seen], rtol=0.02, atol=0.02, equal_nan=True)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", ["sm90", "mma", "simt"])
 @pytest.mark.parametrize("options", ["full", "causal", "window", "all"])

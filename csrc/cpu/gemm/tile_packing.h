@@ -11,6 +11,7 @@
 
 #include "common/common.h"
 #include "common/half.h"
+#include "common/transpose_16.h"
 
 enum {
     SIDE = 16,         /* lines of a tile */
@@ -95,39 +96,6 @@ CUDA_OPS_INLINE struct parts load_parts(const cuda_ops_dtype dtype, const bool s
     first = _mm512_sub_ps(first, widened_pairs(_mm512_castsi512_si256(high)));
     second = _mm512_sub_ps(second, widened_pairs(_mm512_extracti64x4_epi64(high, 1)));
     return (struct parts){high, (__m512i)_mm512_cvtne2ps_pbh(second, first)};
-}
-
-/* to[j * to_row + i] = from[i * from_row + j], i and j below 16. They may be the same memory. */
-CUDA_OPS_INLINE void transpose_16(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row)
-{
-    __m512i x[SIDE], y[SIDE];
-#pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i++)
-        x[i] = _mm512_loadu_si512(from + i * from_row);
-#pragma GCC unroll 8
-    for (int i = 0; i < SIDE; i += 2) {
-        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-    }
-    /* x[4 g + q]: in its quarter c rows 4 g to 4 g + 3 of column 4 c + q. */
-#pragma GCC unroll 4
-    for (int g = 0; g < SIDE; g += 4) {
-        x[g] = _mm512_unpacklo_epi64(y[g], y[g + 2]);
-        x[g + 1] = _mm512_unpackhi_epi64(y[g], y[g + 2]);
-        x[g + 2] = _mm512_unpacklo_epi64(y[g + 1], y[g + 3]);
-        x[g + 3] = _mm512_unpackhi_epi64(y[g + 1], y[g + 3]);
-    }
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; q++) {
-        const __m512i even = _mm512_shuffle_i32x4(x[q], x[4 + q], 0x88),
-                      odd = _mm512_shuffle_i32x4(x[q], x[4 + q], 0xdd);
-        const __m512i even_last = _mm512_shuffle_i32x4(x[8 + q], x[12 + q], 0x88);
-        const __m512i odd_last = _mm512_shuffle_i32x4(x[8 + q], x[12 + q], 0xdd);
-        _mm512_storeu_si512(to + q * to_row, _mm512_shuffle_i32x4(even, even_last, 0x88));
-        _mm512_storeu_si512(to + (8 + q) * to_row, _mm512_shuffle_i32x4(even, even_last, 0xdd));
-        _mm512_storeu_si512(to + (4 + q) * to_row, _mm512_shuffle_i32x4(odd, odd_last, 0x88));
-        _mm512_storeu_si512(to + (12 + q) * to_row, _mm512_shuffle_i32x4(odd, odd_last, 0xdd));
-    }
 }
 
 CUDA_OPS_INLINE void turn_tile(uint16_t *tile)
