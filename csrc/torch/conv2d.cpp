@@ -24,6 +24,7 @@
 #include "cuda_ops/transpose_images.h"
 #include "empty.h"
 #include "halves.h"
+#include "product_grain.h"
 #include "vmap.h"
 
 namespace cuda_ops
@@ -266,12 +267,18 @@ struct CudaRun {
 // The CPU's products: workspace, and the middle step's ranges spread over threads.
 struct CpuRun {
     cuda_ops_conv2d_plan plan{};
+    int64_t grain = 1; // of the ranges of the middle step
     c10::DataPtr owned;
     void *prepared = nullptr;
 
     CpuRun(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype)
     {
         check_status(op, cuda_ops_conv2d_plan_cpu(&plan, pass, &sizes, dtype));
+        const int64_t depth = sizes.in_channels / sizes.groups * sizes.kernel_height * sizes.kernel_width;
+        const int64_t input = sizes.batch * sizes.in_channels * sizes.in_height * sizes.in_width;
+        const int64_t output = sizes.batch * sizes.out_channels * sizes.out_height * sizes.out_width;
+        grain = product_grain(plan.count, output * depth, input + output + sizes.out_channels * depth,
+                              is_half(dtype) ? HALF_PRODUCT_GRAIN : PRODUCT_GRAIN);
         // Kept by the calling thread as its workspace is, and for the same reason, up to the size of a large weight.
         constexpr size_t MOST_KEPT = size_t(32) << 20;
         thread_local c10::DataPtr kept;
@@ -376,7 +383,7 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
         return cuda_ops_conv2d_prepare_cpu(run.prepared, w.const_data_ptr(), CUDA_OPS_CONV2D_FORWARD, &sizes, begin,
                                            end, dtype);
     });
-    parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
+    parallel_ranges(op, run.plan.count, run.grain, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_forward_cpu(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(), run.prepared,
                                            bias_data, &sizes, begin, end, run.workspace(), dtype);
     });
@@ -459,7 +466,7 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
         return cuda_ops_conv2d_prepare_cpu(run.prepared, w.const_data_ptr(), CUDA_OPS_CONV2D_BACKWARD_INPUT, &sizes,
                                            begin, end, dtype);
     });
-    parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
+    parallel_ranges(op, run.plan.count, run.grain, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv_transpose2d_forward_cpu(grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(),
                                                      run.prepared, bias_data, &sizes, begin, end, run.workspace(),
                                                      dtype);
@@ -520,7 +527,7 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
         return conv2d_backward_weight(op, widened(g), widened(x), weight_size, channels_last, parameters)
             .to(g.scalar_type());
     const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype);
-    parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
+    parallel_ranges(op, run.plan.count, run.grain, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_backward_weight_cpu(grad_weight.data_ptr(), run.prepared, g.const_data_ptr(),
                                                    x.const_data_ptr(), &sizes, begin, end, run.workspace(), dtype);
     });

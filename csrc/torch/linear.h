@@ -10,6 +10,7 @@
 #include "cuda_ops/gemm_cpu.h"
 #include "empty.h"
 #include "halves.h"
+#include "product_grain.h"
 
 namespace cuda_ops
 {
@@ -23,19 +24,14 @@ inline int64_t rows_of(const Tensor &tensor)
     return rows;
 }
 
-// Multiply-adds below which another thread is not worth waking.
-constexpr int64_t PRODUCT_GRAIN = 1 << 19;
-// And by tiles, which are ten times as fast.
-constexpr int64_t HALF_PRODUCT_GRAIN = 1 << 22;
-
 // kernel(block, workspace) over blocks of a rows x columns result whose elements are sums of `depth` products. by_rows:
 // the side that is cut; the longer one, since each thread packs all of the other operand.
 template <typename Kernel>
 void parallel_blocks(const char *op, int64_t rows, int64_t columns, int64_t depth, bool by_rows, const Kernel &kernel)
 {
-    const int64_t other = std::max<int64_t>(1, (by_rows ? columns : rows) * depth);
-    const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / other);
-    parallel_ranges(op, by_rows ? rows : columns, grain, [&](int64_t begin, int64_t end) {
+    const int64_t lines = by_rows ? rows : columns;
+    const int64_t grain = product_grain(lines, rows * columns * depth, rows * depth + columns * depth + rows * columns);
+    parallel_ranges(op, lines, grain, [&](int64_t begin, int64_t end) {
         void *const workspace = thread_workspace(cuda_ops_linear_workspace_cpu());
         const cuda_ops_linear_block block =
             by_rows ? cuda_ops_linear_block{begin, end, 0, columns} : cuda_ops_linear_block{0, rows, begin, end};

@@ -19,8 +19,9 @@ namespace cuda_ops
 static void matmul_cpu(const Tensor &output, const Tensor &a, const Tensor &b, const cuda_ops_gemm_problem &problem)
 {
     const bool by_rows = problem.m >= problem.n;
-    const int64_t lines = by_rows ? problem.m : problem.n, other = by_rows ? problem.n : problem.m;
-    const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / std::max<int64_t>(1, other * problem.k));
+    const int64_t lines = by_rows ? problem.m : problem.n, batch = problem.batch;
+    const int64_t elements = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n;
+    const int64_t grain = product_grain(batch * lines, batch * problem.m * problem.n * problem.k, batch * elements);
     parallel_ranges("matmul", problem.batch * lines, grain, [&](int64_t begin, int64_t end) {
         void *const workspace = thread_workspace(cuda_ops_matmul_workspace_cpu());
         cuda_ops_status status = CUDA_OPS_SUCCESS;

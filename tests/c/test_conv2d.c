@@ -157,22 +157,27 @@ static sizes make_sizes(int64_t batch, int64_t groups, int64_t in, int64_t out, 
 int main(void)
 {
     const sizes all[] = {
-        make_sizes(1, 1, 1, 1, 1, 1, 1, 0, 1),     /* one product */
-        make_sizes(2, 1, 1, 32, 9, 3, 1, 1, 1),    /* the first layer of the MNIST CNN, a smaller image */
-        make_sizes(1, 1, 32, 17, 7, 3, 1, 1, 1),   /* its second; channels that no vector divides */
-        make_sizes(3, 1, 5, 7, 6, 1, 1, 0, 1),     /* a matrix product */
-        make_sizes(2, 2, 6, 4, 9, 3, 2, 1, 1),     /* stride, groups */
-        make_sizes(1, 4, 4, 8, 10, 3, 1, 2, 2),    /* dilation, depthwise */
-        make_sizes(1, 1, 2, 3, 8, 5, 3, 4, 1),     /* more padding than image at the edge */
-        make_sizes(1, 1, 3, 2, 33, 3, 1, 0, 1),    /* wider than a vector */
-        make_sizes(2, 1, 0, 3, 4, 3, 1, 1, 1),     /* no channels: bias alone */
-        make_sizes(2, 21, 21, 21, 9, 5, 2, 2, 1),  /* depthwise, a vector and a few channels, stride phases */
-        make_sizes(1, 16, 16, 16, 70, 3, 1, 1, 1), /* depthwise in several strips */
-        make_sizes(3, 1, 20, 30, 4, 3, 2, 1, 1),   /* blocks of pixels that go over images */
-        make_sizes(1, 1, 12, 70, 18, 3, 1, 2, 2),  /* several blocks of pixels in an image, and of what is gathered */
-        make_sizes(5, 2, 24, 18, 13, 1, 1, 0, 1),  /* multiplied where it lies */
-        make_sizes(2, 1, 40, 70, 3, 1, 1, 0, 1),   /* ... of few pixels, a few channels at a time */
-        make_sizes(9, 1, 40, 33, 13, 1, 2, 0, 1),  /* splits of grad_weight; phases without taps */
+        make_sizes(1, 1, 1, 1, 1, 1, 1, 0, 1),        /* one product */
+        make_sizes(2, 1, 1, 32, 9, 3, 1, 1, 1),       /* the first layer of the MNIST CNN, a smaller image */
+        make_sizes(1, 1, 32, 17, 7, 3, 1, 1, 1),      /* its second; channels that no vector divides */
+        make_sizes(3, 1, 5, 7, 6, 1, 1, 0, 1),        /* a matrix product */
+        make_sizes(2, 2, 6, 4, 9, 3, 2, 1, 1),        /* stride, groups */
+        make_sizes(1, 4, 4, 8, 10, 3, 1, 2, 2),       /* dilation, depthwise */
+        make_sizes(1, 1, 2, 3, 8, 5, 3, 4, 1),        /* more padding than image at the edge */
+        make_sizes(1, 1, 3, 2, 33, 3, 1, 0, 1),       /* wider than a vector */
+        make_sizes(2, 1, 0, 3, 4, 3, 1, 1, 1),        /* no channels: bias alone */
+        make_sizes(2, 21, 21, 21, 9, 5, 2, 2, 1),     /* depthwise, a vector and a few channels, stride phases */
+        make_sizes(1, 16, 16, 16, 70, 3, 1, 1, 1),    /* depthwise in several strips */
+        make_sizes(2, 83, 83, 83, 11, 7, 1, 3, 1),    /* depthwise of several vectors; seven rows of a kernel */
+        make_sizes(1, 150, 150, 150, 19, 6, 3, 5, 2), /* ... and six, dilated, with stride phases without taps */
+        make_sizes(4, 3, 48, 57, 15, 3, 2, 1, 1),     /* groups of a vector of channels: nothing is gathered */
+        make_sizes(3, 2, 40, 26, 13, 3, 1, 1, 1),     /* ... of parts of one */
+        make_sizes(1, 1, 9, 150, 12, 3, 1, 1, 1),     /* ... with output channels in pieces */
+        make_sizes(3, 1, 20, 30, 4, 3, 2, 1, 1),      /* blocks of pixels that go over images */
+        make_sizes(1, 1, 12, 70, 18, 3, 1, 2, 2), /* several blocks of pixels in an image, and of what is gathered */
+        make_sizes(5, 2, 24, 18, 13, 1, 1, 0, 1), /* multiplied where it lies */
+        make_sizes(2, 1, 40, 70, 3, 1, 1, 0, 1),  /* ... of few pixels, a few channels at a time */
+        make_sizes(9, 1, 40, 33, 13, 1, 2, 0, 1), /* splits of grad_weight; phases without taps */
     };
     FOR_CPU_DTYPES(dtype)
     {

@@ -7,15 +7,24 @@
  *                             pixels at a time; backward_input a stride phase after the other (conv2d/plan.h)
  *   backward_weight           sums[tap] = sum over pixels of grad_output[pixel] * staged[pixel + offset[tap]]
  *
+ * Of channels_last, with at least a vector of channels, nothing is staged: rows of the result are made one after the
+ * other in all channels, from the source where it lies. A vector of channels at a time would read a line of each pixel,
+ * which no prefetcher follows. Pixels of which some taps fall into the padding take the others alone.
+ *
  * Bound by loads, one for each multiply-add, out of the first-level cache. */
 #ifndef REAL
 
 #include "conv2d/paths.h"
 #include "cuda_ops/cpu_isa.h"
 
-/* Where a tap reads, in vectors, and which of the kernel's it is. */
+/* Where a tap reads, in vectors (of channels_last in elements), and which of the kernel's it is. */
 struct tap {
     int64_t offset, index;
+};
+
+/* Where a column of the kernel reads, in elements, and the pixels that it reads the source for. */
+struct span {
+    int64_t offset, begin, end;
 };
 
 #define VECTOR_BYTES 16
@@ -40,8 +49,10 @@ struct tap {
 
 enum {
     STRIP_BYTES = 1 << 16,    /* of a staged strip, or of the one row that there must be */
+    MOST_PHASES = 16,         /* of an axis */
     MOST_ROW_BYTES = 1 << 22, /* of that row; wider ones are gathered.c's */
-    FEWEST_UNITS = 16         /* of backward_weight */
+    FEWEST_UNITS = 16,        /* of backward_weight, and of channels_last */
+    UNIT_BLOCKS = 8           /* vectors of channels of a unit of backward_weight in channels_last */
 };
 
 static int64_t lanes_of(cuda_ops_dtype dtype)
@@ -92,8 +103,34 @@ static struct strips strips_of(const struct product *p, cuda_ops_dtype dtype)
     return s;
 }
 
+/* Whether both tensors are channels_last, and have a vector of channels. */
+static bool in_place(const struct product *p, const struct strips *s)
+{
+    return p->source.channel == 1 && p->target.channel == 1 && p->groups >= s->lanes;
+}
+
+/* The first channel of a block. In place the last block overlaps the one before rather than being filled up. */
+static int64_t first_channel(const struct product *p, const struct strips *s, int64_t block)
+{
+    return in_place(p, s) ? min_i64(block * s->lanes, p->groups - s->lanes) : block * s->lanes;
+}
+
+/* In place: the strips of an image. */
+static int64_t strip_count(const struct product *p)
+{
+    return min_i64(p->target_height, ceil_div_i64(FEWEST_UNITS, max_i64(1, p->images)));
+}
+
+/* In place: the units that backward_weight cuts the channels into. */
+static int64_t channel_units(const struct strips *s)
+{
+    return ceil_div_i64(s->channel_blocks, UNIT_BLOCKS);
+}
+
 static int64_t weight_splits(const struct product *p, const struct strips *s)
 {
+    if (in_place(p, s))
+        return max_i64(1, min_i64(p->images * p->target_height, FEWEST_UNITS / channel_units(s)));
     return max_i64(1, min_i64(p->images, FEWEST_UNITS / s->channel_blocks));
 }
 
@@ -109,8 +146,8 @@ static int64_t target_elements(const struct product *p, const struct strips *s)
 
 bool cuda_ops_conv2d_depthwise_takes(const struct product *p, cuda_ops_dtype dtype)
 {
-    if (p->source_channels != 1 || p->target_channels != 1 || p->groups < 4 || p->target_step_y > 16 ||
-        p->target_step_x > 16 || p->target_height * p->target_width == 0)
+    if (p->source_channels != 1 || p->target_channels != 1 || p->groups < 4 || p->target_step_y > MOST_PHASES ||
+        p->target_step_x > MOST_PHASES || p->target_height * p->target_width == 0)
         return false;
     const struct strips s = strips_of(p, dtype);
     return s.extent_y * s.staged_columns * s.lanes * 8 <= MOST_ROW_BYTES;
@@ -124,15 +161,15 @@ void cuda_ops_conv2d_depthwise_plan(cuda_ops_conv2d_plan *plan, const struct pro
     const int64_t blocks = s.channel_blocks * s.kernel * s.lanes;
     *plan = (cuda_ops_conv2d_plan){0};
     if (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT) {
-        plan->count = s.channel_blocks * weight_splits(p, &s);
+        plan->count = (in_place(p, &s) ? channel_units(&s) : s.channel_blocks) * weight_splits(p, &s);
         plan->reduce_count = p->groups;
         plan->prepared_bytes = (size_t)(weight_splits(p, &s) * blocks) * element;
     } else {
         plan->prepare_count = s.channel_blocks;
-        plan->count = p->images * s.channel_blocks * s.count;
+        plan->count = p->images * (in_place(p, &s) ? strip_count(p) : s.channel_blocks * s.count);
         plan->prepared_bytes = (size_t)blocks * element;
     }
-    const int64_t bytes = s.kernel * (int64_t)sizeof(struct tap) +
+    const int64_t bytes = s.kernel * (int64_t)(sizeof(struct tap) + sizeof(struct span)) +
                           (staged_elements(&s) + target_elements(p, &s) + 3 * s.lanes) * (int64_t)element;
     plan->workspace_bytes = (size_t)round_up_i64(bytes, 64);
 }
@@ -150,6 +187,19 @@ static int64_t list_taps(struct tap *taps, const struct product *p, const struct
             tap->index = (rows.first + i * rows.step) * p->kernel_width + columns.first + j * columns.step;
         }
     return tap - taps;
+}
+
+/* The pixels of a phase that all taps, or with `j` one column of the kernel, read the source for: [begin, end). */
+static struct span reach(const struct product *p, const struct axis *columns, int64_t j, int64_t count, int64_t pixels)
+{
+    const int64_t a = columns->distance + j * columns->distance_step;
+    const int64_t b = a + (count - 1) * columns->distance_step, low = min_i64(a, b), high = max_i64(a, b);
+    struct span span = {.offset = a * p->source.column};
+    span.begin = low >= 0 ? 0 : min_i64(pixels, ceil_div_i64(-low, p->step_x));
+    span.end = high >= p->source_width
+                   ? span.begin
+                   : max_i64(span.begin, min_i64(pixels, (p->source_width - 1 - high) / p->step_x + 1));
+    return span;
 }
 
 #define REAL float
@@ -229,11 +279,12 @@ void cuda_ops_conv2d_depthwise_reduce(void *grad_weight, const void *prepared, c
 /* Blocks of channels [begin, end): prepared[block][tap][channel], zero beyond the last channel. */
 static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product *p, int64_t begin, int64_t end)
 {
-    const int64_t lanes = lanes_of(DTYPE), kernel = p->kernel_height * p->kernel_width;
+    const struct strips s = strips_of(p, DTYPE);
+    const int64_t lanes = s.lanes, kernel = s.kernel;
     for (int64_t block = begin; block < end; block++)
         for (int64_t t = 0; t < kernel; t++)
             for (int64_t l = 0; l < lanes; l++) {
-                const int64_t channel = block * lanes + l;
+                const int64_t channel = first_channel(p, &s, block) + l;
                 prepared[(block * kernel + t) * lanes + l] = channel < p->groups ? weight[channel * kernel + t] : 0;
             }
 }
@@ -260,11 +311,66 @@ static void FN(stage)(REAL *staged, const REAL *source, const struct product *p,
                  p->source.channel, p->source.column, lanes, width);
 }
 
+/* A row of the target, in place, of which `source` and `target` are the images. */
+static void FN(run_row)(REAL *target, const REAL *source, const REAL *prepared, const REAL *bias,
+                        const struct product *p, struct tap *taps, const struct axis *rows, const struct axis *columns,
+                        int64_t row)
+{
+    const int64_t u = row / p->target_step_y, kernel = p->kernel_height * p->kernel_width;
+    const int64_t step = p->step_x * p->source.column, out_step = p->target_step_x * p->target.column;
+    const struct axis *const y = &rows[row % p->target_step_y];
+    for (int64_t phase = 0; phase < p->phases_x; phase++) {
+        const struct axis *const x = &columns[phase];
+        const int64_t pixels = ceil_div_i64(p->target_width - phase, p->target_step_x);
+        const struct span inside = x->count ? reach(p, x, 0, x->count, pixels) : (struct span){.end = pixels};
+        REAL *const out = target + row * p->target.row + phase * p->target.column;
+        for (int64_t v = 0, end; v < pixels; v = end) {
+            const bool all = inside.begin <= v && v < inside.end;
+            end = all ? inside.end : v + 1;
+            int64_t count = 0;
+            for (int64_t i = 0; i < y->count; i++) {
+                const int64_t source_row = u * p->step_y + y->distance + i * y->distance_step;
+                for (int64_t j = 0; j < x->count && 0 <= source_row && source_row < p->source_height; j++) {
+                    const int64_t distance = x->distance + j * x->distance_step, column = v * p->step_x + distance;
+                    if (all || (0 <= column && column < p->source_width))
+                        taps[count++] =
+                            (struct tap){source_row * p->source.row + column * p->source.column,
+                                         (y->first + i * y->step) * p->kernel_width + x->first + j * x->step};
+                }
+            }
+            CALL(convolve_pixels, out + v * out_step, out_step, source, step, prepared, kernel, bias, taps, count,
+                 end - v, p->groups);
+        }
+    }
+}
+
+/* In place a unit is an image and a strip of rows. */
+static void FN(run_in_place)(REAL *target, const REAL *source, const REAL *prepared, const REAL *bias,
+                             const struct product *p, int64_t begin, int64_t end, struct tap *taps)
+{
+    const int64_t strips = strip_count(p);
+    struct axis rows[MOST_PHASES], columns[MOST_PHASES];
+    for (int64_t y = 0; y < p->phases_y; y++)
+        rows[y] = axis_of(p, true, y);
+    for (int64_t x = 0; x < p->phases_x; x++)
+        columns[x] = axis_of(p, false, x);
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t image = unit / strips, strip = unit % strips;
+        for (int64_t row = strip * p->target_height / strips; row < (strip + 1) * p->target_height / strips; row++)
+            FN(run_row)(target + image * p->target.image, source + image * p->source.image, prepared, bias, p, taps,
+                        rows, columns, row);
+    }
+}
+
 /* A unit is an image, a block of channels, and a strip. */
 static void FN(run)(REAL *target, const REAL *source, const REAL *prepared, const REAL *bias, const struct product *p,
                     int64_t begin, int64_t end, void *workspace)
 {
     const struct strips s = strips_of(p, DTYPE);
+    if (in_place(p, &s)) {
+        FN(run_in_place)(target, source, prepared, bias, p, begin, end, workspace);
+        return;
+    }
     REAL *const staged = workspace, *const out = staged + staged_elements(&s);
     REAL *const block_bias = out + target_elements(p, &s);
     struct tap *const taps = (struct tap *)(block_bias + s.lanes);
@@ -293,11 +399,50 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *prepared, cons
     }
 }
 
+/* In place a unit is a split of all rows and a few blocks of channels: sums[split][block][tap][channel]. */
+static void FN(run_weight_in_place)(REAL *sums, const REAL *grad_output, const REAL *input, const struct product *p,
+                                    int64_t begin, int64_t end, struct span *spans)
+{
+    const struct strips s = strips_of(p, DTYPE);
+    const int64_t splits = weight_splits(p, &s), units = channel_units(&s), all = p->images * p->target_height;
+    const struct axis y = axis_of(p, true, 0), x = axis_of(p, false, 0);
+    for (int64_t j = 0; j < x.count; j++)
+        spans[j] = reach(p, &x, j, 1, p->target_width);
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t split = unit / units, first = unit % units * s.channel_blocks / units;
+        const int64_t blocks = (unit % units + 1) * s.channel_blocks / units - first;
+        const int64_t channel = first_channel(p, &s, first);
+        const int64_t last = first_channel(p, &s, first + blocks - 1) - channel;
+        REAL *const to = sums + (split * s.channel_blocks + first) * s.kernel * s.lanes;
+        memset(to, 0, (size_t)(blocks * s.kernel * s.lanes) * sizeof(REAL));
+        for (int64_t row = split * all / splits; row < (split + 1) * all / splits; row++) {
+            const int64_t image = row / p->target_height, u = row % p->target_height,
+                          start = u * p->step_y + y.distance;
+            /* The rows of the kernel that read the source, which follow each other. */
+            int64_t from = 0, until = y.count;
+            while (from < until && start + from * y.distance_step < 0)
+                from++;
+            while (from < until && start + (until - 1) * y.distance_step >= p->source_height)
+                until--;
+            if (from < until)
+                CALL(weight_pixels, to + from * p->kernel_width * s.lanes, s.kernel,
+                     grad_output + image * p->target.image + u * p->target.row + channel, p->target.column,
+                     input + image * p->source.image + (start + from * y.distance_step) * p->source.row + channel,
+                     y.distance_step * p->source.row, until - from, p->step_x * p->source.column, spans, x.count,
+                     p->target_width, blocks, last);
+        }
+    }
+}
+
 /* A unit is a split of the images and a block of channels: sums[split][block][tap][channel]. */
 static void FN(run_weight)(REAL *sums, const REAL *grad_output, const REAL *input, const struct product *p,
                            int64_t begin, int64_t end, void *workspace)
 {
     const struct strips s = strips_of(p, DTYPE);
+    if (in_place(p, &s)) {
+        FN(run_weight_in_place)(sums, grad_output, input, p, begin, end, workspace);
+        return;
+    }
     REAL *const staged = workspace, *const grad = staged + staged_elements(&s);
     struct tap *const taps = (struct tap *)(grad + target_elements(p, &s));
     const int64_t count = list_taps(taps, p, &s, 0, 0), splits = weight_splits(p, &s);
@@ -328,7 +473,8 @@ static void FN(reduce)(REAL *grad_weight, const REAL *sums, const struct product
     const int64_t splits = weight_splits(p, &s), size = s.channel_blocks * s.kernel * s.lanes;
     for (int64_t channel = begin; channel < end; channel++)
         for (int64_t t = 0; t < s.kernel; t++) {
-            const REAL *const from = sums + (channel / s.lanes * s.kernel + t) * s.lanes + channel % s.lanes;
+            const int64_t block = channel / s.lanes, lane = channel - first_channel(p, &s, block);
+            const REAL *const from = sums + (block * s.kernel + t) * s.lanes + lane;
             REAL sum = 0;
             for (int64_t split = 0; split < splits; split++)
                 sum += from[split * size];

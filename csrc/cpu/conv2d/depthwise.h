@@ -173,5 +173,193 @@ static void FN(weight_sums)(REAL *sums, const struct tap *taps, int64_t count, c
     }
 }
 
+/* channels_last where it lies: nothing is staged, so that memory is read and written in the order in which it is. */
+
+/* `pixels` neighbours in `blocks` vectors of channels: out[i] = bias + sum over taps of weight * from[i * step +
+ * offset]. A vector's weights are kernel * LANES elements after those of the one before. */
+CUDA_OPS_INLINE void FN(pixel_tile)(const int pixels, const int blocks, REAL *restrict out, int64_t out_step,
+                                    const REAL *restrict from, int64_t step, const REAL *restrict weight,
+                                    int64_t kernel, const REAL *bias, const struct tap *taps, int64_t count)
+{
+    FN(vector) sum[8][8];
+#pragma GCC unroll 8
+    for (int b = 0; b < blocks; b++)
+#pragma GCC unroll 8
+        for (int i = 0; i < pixels; i++)
+            sum[b][i] = bias ? *(const FN(vector) *)(bias + b * LANES) : (FN(vector)){0};
+    for (int64_t t = 0; t < count; t++) {
+        const REAL *const at = from + taps[t].offset;
+#pragma GCC unroll 8
+        for (int b = 0; b < blocks; b++) {
+            const FN(vector) factor = *(const FN(vector) *)(weight + (b * kernel + taps[t].index) * LANES);
+#pragma GCC unroll 8
+            for (int i = 0; i < pixels; i++)
+                sum[b][i] += factor * *(const FN(vector) *)(at + i * step + b * LANES);
+        }
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < blocks; b++)
+#pragma GCC unroll 8
+        for (int i = 0; i < pixels; i++)
+            *(FN(vector) *)(out + i * out_step + b * LANES) = sum[b][i];
+}
+
+/* The same in all channels, at least LANES. The last vector overlaps the one before if there are no whole ones. */
+CUDA_OPS_INLINE void FN(pixel_channels)(const int pixels, REAL *restrict out, int64_t out_step,
+                                        const REAL *restrict from, int64_t step, const REAL *restrict weight,
+                                        int64_t kernel, const REAL *bias, const struct tap *taps, int64_t count,
+                                        int64_t channels)
+{
+    /* Two sums or more for each cycle that one waits for another, as many as there are registers for. */
+    enum { SUMS = VECTOR_BYTES == 64 ? 16 : 8 };
+    const int together = pixels > 4 ? SUMS / 8 : pixels > 2 ? SUMS / 4 : pixels > 1 ? 4 : 8;
+    int64_t c = 0;
+    for (; c + together * LANES <= channels; c += together * LANES)
+        FN(pixel_tile)(pixels, together, out + c, out_step, from + c, step, weight + c * kernel, kernel,
+                       bias ? bias + c : NULL, taps, count);
+    for (int64_t block = c / LANES; c < channels; c += LANES, block++) {
+        const int64_t first = min_i64(c, channels - LANES);
+        FN(pixel_tile)(pixels, 1, out + first, out_step, from + first, step, weight + block * LANES * kernel, kernel,
+                       bias ? bias + first : NULL, taps, count);
+    }
+}
+
+/* `pixels` neighbours of a row, in all channels. */
+static void FN(convolve_pixels)(REAL *out, int64_t out_step, const REAL *from, int64_t step, const REAL *weight,
+                                int64_t kernel, const REAL *bias, const struct tap *taps, int64_t count, int64_t pixels,
+                                int64_t channels)
+{
+    const int64_t tiles = (pixels + 7) / 8;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t first = pixels * tile / tiles;
+        REAL *const to = out + first * out_step;
+        const REAL *const at = from + first * step;
+        switch (pixels * (tile + 1) / tiles - first) {
+        case 8:
+            FN(pixel_channels)(8, to, out_step, at, step, weight, kernel, bias, taps, count, channels);
+            break;
+        case 7:
+            FN(pixel_channels)(7, to, out_step, at, step, weight, kernel, bias, taps, count, channels);
+            break;
+        case 6:
+            FN(pixel_channels)(6, to, out_step, at, step, weight, kernel, bias, taps, count, channels);
+            break;
+        case 5:
+            FN(pixel_channels)(5, to, out_step, at, step, weight, kernel, bias, taps, count, channels);
+            break;
+        case 4:
+            FN(pixel_channels)(4, to, out_step, at, step, weight, kernel, bias, taps, count, channels);
+            break;
+        case 3:
+            FN(pixel_channels)(3, to, out_step, at, step, weight, kernel, bias, taps, count, channels);
+            break;
+        case 2:
+            FN(pixel_channels)(2, to, out_step, at, step, weight, kernel, bias, taps, count, channels);
+            break;
+        default:
+            FN(pixel_channels)(1, to, out_step, at, step, weight, kernel, bias, taps, count, channels);
+        }
+    }
+}
+
+/* sums[row * sums_row] += sum over the pixels of grad * from of that row of the kernel, in `blocks` vectors of
+ * channels. */
+CUDA_OPS_INLINE void FN(weight_pixel_tile)(const int rows, const int blocks, REAL *restrict sums, int64_t sums_row,
+                                           int64_t sums_block, const REAL *restrict grad, int64_t grad_step,
+                                           const REAL *restrict from, int64_t from_row, int64_t step, int64_t pixels)
+{
+    FN(vector) sum[5][4];
+#pragma GCC unroll 5
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int b = 0; b < blocks; b++)
+            sum[r][b] = (FN(vector)){0};
+    for (int64_t i = 0; i < pixels; i++, grad += grad_step, from += step) {
+#pragma GCC unroll 4
+        for (int b = 0; b < blocks; b++) {
+            const FN(vector) factor = *(const FN(vector) *)(grad + b * LANES);
+#pragma GCC unroll 5
+            for (int r = 0; r < rows; r++)
+                sum[r][b] += factor * *(const FN(vector) *)(from + r * from_row + b * LANES);
+        }
+    }
+#pragma GCC unroll 5
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int b = 0; b < blocks; b++)
+            *(FN(vector) *)(sums + r * sums_row + b * sums_block) += sum[r][b];
+}
+
+/* The same for a kernel's columns, `spans`, each with the pixels that it reaches, of those from `begin` to `end`. */
+CUDA_OPS_INLINE void FN(weight_columns)(const int rows, const int blocks, REAL *sums, int64_t sums_row,
+                                        int64_t sums_block, const REAL *grad, int64_t grad_step, const REAL *from,
+                                        int64_t from_row, int64_t step, const struct span *spans, int64_t columns,
+                                        int64_t begin, int64_t end)
+{
+    for (int64_t j = 0; j < columns; j++) {
+        const int64_t first = max_i64(begin, spans[j].begin), last = min_i64(end, spans[j].end);
+        if (first < last)
+            FN(weight_pixel_tile)(rows, blocks, sums + j * LANES, sums_row, sums_block, grad + first * grad_step,
+                                  grad_step, from + spans[j].offset + first * step, from_row, step, last - first);
+    }
+}
+
+/* And in all of `channels` channels; those of the last block begin `last` elements after the first's. */
+CUDA_OPS_INLINE void FN(weight_channels)(const int rows, REAL *sums, int64_t sums_row, int64_t sums_block,
+                                         const REAL *grad, int64_t grad_step, const REAL *from, int64_t from_row,
+                                         int64_t step, const struct span *spans, int64_t columns, int64_t begin,
+                                         int64_t end, int64_t blocks, int64_t last)
+{
+    const int together = rows > 3 ? 2 : 4;
+    int64_t block = 0;
+    for (; (block + together - 1) * LANES <= last && block + together <= blocks; block += together)
+        FN(weight_columns)(rows, together, sums + block * sums_block, sums_row, sums_block, grad + block * LANES,
+                           grad_step, from + block * LANES, from_row, step, spans, columns, begin, end);
+    for (; block < blocks; block++) {
+        const int64_t first = min_i64(block * LANES, last);
+        FN(weight_columns)(rows, 1, sums + block * sums_block, sums_row, sums_block, grad + first, grad_step,
+                           from + first, from_row, step, spans, columns, begin, end);
+    }
+}
+
+/* A row of pixels of grad_output with the `rows` rows of the source that the kernel's rows read, `from_row` apart.
+ * sums[block][row][column] are vectors. */
+static void FN(weight_pixels)(REAL *sums, int64_t kernel, const REAL *grad, int64_t grad_step, const REAL *from,
+                              int64_t from_row, int64_t rows, int64_t step, const struct span *spans, int64_t columns,
+                              int64_t pixels, int64_t blocks, int64_t last)
+{
+    enum { TOGETHER = 16 }; /* pixels that are read again by all columns of the kernel */
+    const int64_t sums_row = columns * LANES, sums_block = kernel * LANES;
+    for (int64_t begin = 0; begin < pixels; begin += TOGETHER) {
+        const int64_t end = min_i64(pixels, begin + TOGETHER);
+        for (int64_t row = 0, count; row < rows; row += count) {
+            count = rows - row <= 5 ? rows - row : rows - row == 6 ? 3 : 4;
+            REAL *const to = sums + row * sums_row;
+            const REAL *const at = from + row * from_row;
+            switch (count) {
+            case 5:
+                FN(weight_channels)(5, to, sums_row, sums_block, grad, grad_step, at, from_row, step, spans, columns,
+                                    begin, end, blocks, last);
+                break;
+            case 4:
+                FN(weight_channels)(4, to, sums_row, sums_block, grad, grad_step, at, from_row, step, spans, columns,
+                                    begin, end, blocks, last);
+                break;
+            case 3:
+                FN(weight_channels)(3, to, sums_row, sums_block, grad, grad_step, at, from_row, step, spans, columns,
+                                    begin, end, blocks, last);
+                break;
+            case 2:
+                FN(weight_channels)(2, to, sums_row, sums_block, grad, grad_step, at, from_row, step, spans, columns,
+                                    begin, end, blocks, last);
+                break;
+            default:
+                FN(weight_channels)(1, to, sums_row, sums_block, grad, grad_step, at, from_row, step, spans, columns,
+                                    begin, end, blocks, last);
+            }
+        }
+    }
+}
+
 #undef LANES
 #undef TRANSPOSES

@@ -173,5 +173,7 @@ static void FN(gather_pixels)(REAL *restrict to, int64_t pitch, const REAL *rest
     }
 }
 
+#include "conv2d/indirect.h"
+
 #undef LANES
 #undef LOAD_BITS

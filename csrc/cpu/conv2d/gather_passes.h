@@ -2,6 +2,7 @@
 #define REAL float
 #define INDEX int32_t
 #define FN(name) TARGET(name##_f32)
+#define MULTIPLY_ADD MULTIPLY_ADD_F32
 #ifdef LOAD_BITS_F32
 #define LOAD_BITS LOAD_BITS_F32
 #endif
@@ -12,6 +13,8 @@
 #define REAL double
 #define INDEX int64_t
 #define FN(name) TARGET(name##_f64)
+#undef MULTIPLY_ADD
+#define MULTIPLY_ADD MULTIPLY_ADD_F64
 #ifdef LOAD_BITS_F64
 #define LOAD_BITS LOAD_BITS_F64
 #endif
@@ -21,5 +24,8 @@
 #undef INDEX
 #undef VECTOR_BYTES
 #undef TARGET
+#undef MULTIPLY_ADD
+#undef MULTIPLY_ADD_F32
+#undef MULTIPLY_ADD_F64
 #undef LOAD_BITS_F32
 #undef LOAD_BITS_F64

@@ -8,9 +8,10 @@
  *   backward_weight  grad_weight[o][k]    = sum over pixels of grad_output[o][pixel] * gathered[k][pixel]
  *
  * and in channels_last with gathered[pixel][k], k = (tap, channel), and pixels as rows: nothing is transposed but by
- * gemm, as it packs. A 1x1 kernel of stride 1 is multiplied where it lies. Units of work are blocks of pixels, cut
- * further by output channels if there are few; of backward_weight blocks of k, cut further into splits of pixels whose
- * sums are added in order. How much is cut depends on sizes alone, so that results repeat for any number of threads.
+ * gemm, as it packs; with a small weight nothing is gathered either (conv2d/indirect.h). A 1x1 kernel of stride 1 is
+ * multiplied where it lies. Units of work are blocks of pixels, cut further by output channels if there are few; of
+ * backward_weight blocks of k, cut further into splits of pixels whose sums are added in order. How much is cut depends
+ * on sizes alone, so that results repeat for any number of threads.
  *
  * Bound by gemm's multiply-adds; gathering an element costs a fraction of a cycle to a cycle, and serves all
  * output channels of the group. */
@@ -21,8 +22,19 @@
 #include "cuda_ops/cpu_isa.h"
 #include "gemm/single_thread.h"
 
+/* Products that gather nothing (conv2d/indirect.h). */
+enum {
+    INDIRECT_DEPTH = 2304,        /* taps times channels, at most */
+    MOST_INDIRECT_TAPS = 64,      /* whose pointers are on the stack */
+    FEWEST_INDIRECT_CHANNELS = 8, /* of one tap: fewer do not pay for its pointers */
+    INDIRECT_BYTES = 3 << 16,     /* of a group's weight, which each tile of pixels reads from the second-level cache */
+    INDIRECT_BYTES_AVX512 = 3 << 18
+};
+
 #define VECTOR_BYTES 16
 #define TARGET(name) name##_any
+#define MULTIPLY_ADD_F32(a, b, sum) ((a) * (b) + (sum))
+#define MULTIPLY_ADD_F64(a, b, sum) ((a) * (b) + (sum))
 #include "conv2d/gather_passes.h"
 
 #if CUDA_OPS_WITH_TARGETS
@@ -43,6 +55,9 @@ CUDA_OPS_INLINE __m256i lanes_of_bits_64(uint32_t bits)
 }
 #define VECTOR_BYTES 32
 #define TARGET(name) name##_avx2
+/* Intrinsics, as in gemm.c: left to the compiler, a pixel's bits would depend on its tile. */
+#define MULTIPLY_ADD_F32(a, b, sum) (vector_f32_avx2) _mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(sum))
+#define MULTIPLY_ADD_F64(a, b, sum) (vector_f64_avx2) _mm256_fmadd_pd(_mm256_set1_pd(a), (__m256d)(b), (__m256d)(sum))
 #define LOAD_BITS_F32(from, bits) ((vector_f32_avx2)_mm256_maskload_ps(from, lanes_of_bits_32(bits)))
 #define LOAD_BITS_F64(from, bits) ((vector_f64_avx2)_mm256_maskload_pd(from, lanes_of_bits_64(bits)))
 #include "conv2d/gather_passes.h"
@@ -52,6 +67,8 @@ CUDA_OPS_INLINE __m256i lanes_of_bits_64(uint32_t bits)
 #pragma GCC target("avx512f,avx512vl,avx512dq,fma")
 #define VECTOR_BYTES 64
 #define TARGET(name) name##_avx512
+#define MULTIPLY_ADD_F32(a, b, sum) (vector_f32_avx512) _mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(sum))
+#define MULTIPLY_ADD_F64(a, b, sum) (vector_f64_avx512) _mm512_fmadd_pd(_mm512_set1_pd(a), (__m512d)(b), (__m512d)(sum))
 #define LOAD_BITS_F32(from, bits) ((vector_f32_avx512)_mm512_maskz_loadu_ps((__mmask16)(bits), from))
 #define LOAD_BITS_F64(from, bits) ((vector_f64_avx512)_mm512_maskz_loadu_pd((__mmask8)(bits), from))
 #include "conv2d/gather_passes.h"
@@ -64,6 +81,9 @@ enum {
     FEWEST_UNITS = 16,         /* of work, so that several threads have some */
     FEWEST_CHANNELS = 64,      /* of a unit that takes part of the output channels: fewer do not pay for gathering */
     FEWEST_SPLIT_PIXELS = 512, /* of a split of backward_weight, whose sums are written and read once more */
+    MOST_INDIRECT_WEIGHT_CHANNELS = 16, /* with more, taps side by side fill vectors better than channels do */
+    FEWEST_INDIRECT_PIXELS = 128,       /* ... that gathers nothing */
+    INDIRECT_PIXELS = 256,              /* of rows that are read again and again by it, from a cache */
     MOST_GATHERED_ROWS = 1024,
     FEW_ROWS = 32
 };
@@ -178,15 +198,38 @@ static int64_t phase_units(const struct product *p, const struct phase *phase, b
 static bool prepares(const struct product *p, cuda_ops_conv2d_pass pass, bool channels_last)
 {
     const bool one_tap = p->kernel_height * p->kernel_width == 1;
+    const bool few_channels = !one_tap && p->source_channels >= FEWEST_INDIRECT_CHANNELS && p->depth <= 512;
     if (pass == CUDA_OPS_CONV2D_FORWARD)
-        return channels_last && p->images * p->target_height * p->target_width > 256;
+        return channels_last && p->images * p->target_height * p->target_width > (few_channels ? 64 : 256);
     return !one_tap;
 }
 
 static int64_t pitch_of(const struct product *p)
 {
     const int64_t pitch = round_up_i64(p->target_channels, 16);
-    return pitch % 256 == 0 ? pitch + 16 : pitch; /* rows a power of two apart would map to the same cache sets */
+    return pitch % 64 == 0 ? pitch + 16 : pitch; /* rows a power of two apart would map to the same cache sets */
+}
+
+/* Whether a phase's product of channels_last gathers nothing. */
+static bool is_indirect(const struct product *p, const struct phase *phase, cuda_ops_dtype dtype)
+{
+    const int64_t bytes = phase->depth * pitch_of(p) * (int64_t)size_of(dtype);
+    return !phase->direct && phase->taps > 0 && phase->taps <= MOST_INDIRECT_TAPS &&
+           phase->lattice.channels >= FEWEST_INDIRECT_CHANNELS && phase->depth <= INDIRECT_DEPTH &&
+           bytes <= (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512 ? INDIRECT_BYTES_AVX512 : INDIRECT_BYTES);
+}
+
+/* The same of the weight's gradient, which loads parts of vectors; only with AVX2 are there instructions for that. */
+static bool is_indirect_weight(const struct product *p, const struct phase *phase, bool channels_last,
+                               cuda_ops_dtype dtype)
+{
+#if CUDA_OPS_WITH_TARGETS
+    return channels_last && is_indirect(p, phase, dtype) && phase->lattice.channels <= MOST_INDIRECT_WEIGHT_CHANNELS &&
+           cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX2;
+#else
+    (void)p, (void)phase, (void)channels_last, (void)dtype;
+    return false;
+#endif
 }
 
 struct weight_cut {
@@ -200,6 +243,13 @@ static struct weight_cut weight_cut(const struct product *p, const struct phase 
 {
     const int64_t image = phase->lattice.u_count * phase->lattice.v_count;
     struct weight_cut cut = {0};
+    if (is_indirect_weight(p, phase, channels_last, dtype)) {
+        const int64_t rows = p->images * phase->lattice.u_count, wanted = ceil_div_i64(FEWEST_UNITS, p->groups);
+        cut.depth_block = phase->depth;
+        cut.depth_blocks = 1;
+        cut.splits = max_i64(1, min_i64(min_i64(wanted, rows), phase->pixels / FEWEST_INDIRECT_PIXELS));
+        return cut;
+    }
     if (!channels_last && image >= (phase->direct ? 64 : 128)) {
         cut.blocks.size = even_block(image, 256, 1);
         cut.blocks.per_image = ceil_div_i64(image, cut.blocks.size);
@@ -252,7 +302,8 @@ void cuda_ops_conv2d_gathered_plan(cuda_ops_conv2d_plan *plan, const struct prod
         if (prepares(p, pass, channels_last)) {
             plan->prepare_count =
                 p->groups * (pass == CUDA_OPS_CONV2D_FORWARD ? p->target_channels : p->source_channels);
-            plan->prepared_bytes = (size_t)(p->groups * p->depth * pitch_of(p)) * element;
+            /* The last panel of a piece of the channels is read beyond them. */
+            plan->prepared_bytes = (size_t)(p->groups * p->depth * pitch_of(p) + 2 * MAX_LANES) * element;
         }
     }
     /* gemm's, the gathered block, grad_output's or the target's block. */
@@ -347,6 +398,22 @@ static void FN(gather)(REAL *to, int64_t pitch, const REAL *source, const struct
     (channels_last ? pixels : rows)(to, pitch, source, l, k_begin, k_end, begin, end);
 }
 
+static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *source, const struct lattice *l,
+                              const REAL *weight, int64_t pitch, const REAL *bias, int64_t columns, int64_t begin,
+                              int64_t end)
+{
+    void (*multiply)(REAL *, struct image_layout, const REAL *, const struct lattice *, const REAL *, int64_t,
+                     const REAL *, int64_t, int64_t, int64_t) = FN_FOR(any, multiply_taps);
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        multiply = FN_FOR(avx512, multiply_taps);
+    else if (isa == CUDA_OPS_CPU_AVX2)
+        multiply = FN_FOR(avx2, multiply_taps);
+#endif
+    multiply(to, target, source, l, weight, pitch, bias, columns, begin, end);
+}
+
 /* Forward: output channels [begin, end) are columns of prepared[group][tap][c][o] (channels_last alone).
  * Backward: output channels [begin, end) are rows of it: [phase][group][o][tap][c], or [phase][group][tap][o][c] if
  * channels_last. */
@@ -364,6 +431,9 @@ static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product
             for (int64_t k = 0; k < p->depth; k++)
                 for (int64_t i = 0; i < count; i++)
                     to[k * pitch + i] = from[i * p->depth + k];
+            for (int64_t k = 0; k < p->depth && o + count == p->target_channels; k++)
+                for (int64_t i = count; o + i < pitch; i++)
+                    to[k * pitch + i] = 0;
             first += count;
         }
         return;
@@ -385,6 +455,8 @@ static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product
                     REAL *const to = phase + (channels_last ? tap * p->source_channels + k : k * taps + tap) * pitch;
                     for (int64_t c = 0; c < channels; c++)
                         to[c] = from[c * p->weight.target_channel];
+                    for (int64_t c = channels; c < pitch; c++)
+                        to[c] = 0;
                 }
             }
             first_tap += taps;
@@ -447,6 +519,7 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
         const int64_t most_channels = channel_block(p, &blocks);
         const int64_t pieces = ceil_div_i64(p->target_channels, most_channels);
         const int64_t units = blocks.count * p->groups * pieces, image_pixels = l->u_count * l->v_count;
+        const bool indirect = channels_last && prepared_weight && is_indirect(p, &phase, DTYPE);
         REAL *const phase_target =
             target + number / p->phases_x * p->target.row + number % p->phases_x * p->target.column;
         for (int64_t unit = max_i64(begin, first_unit) - first_unit; unit < min_i64(units, end - first_unit); unit++) {
@@ -456,6 +529,18 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
             const int64_t channel = group * p->target_channels + first;
             int64_t from, to;
             block_range(&blocks, &phase, block, &from, &to);
+            const REAL *const group_source = source + group * p->source_channels * p->source.channel;
+            if (indirect) {
+                const struct image_layout layout = {.image = p->target.image,
+                                                    .row = p->target_step_y * p->target.row,
+                                                    .column = p->target_step_x * p->target.column};
+                FN(multiply_taps)(phase_target + channel, layout, group_source, l,
+                                  prepared + first +
+                                      (phase.first_tap * p->groups + group * phase.taps) * p->source_channels *
+                                          pitch_of(p),
+                                  pitch_of(p), bias ? bias + channel : NULL, channels, from, to);
+                continue;
+            }
             const int64_t pixels = to - from, image = from / image_pixels;
             const bool within = channels_last || image == (to - 1) / image_pixels;
             const bool in_place = one_phase && within, multiply_in_place = phase.direct && within;
@@ -471,7 +556,6 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
             if (bias)
                 FN(fill_bias)(out, out_pitch, bias + channel, channels_last, channels, pixels);
 
-            const REAL *const group_source = source + group * p->source_channels * p->source.channel;
             int64_t most_depth = multiply_in_place ? phase.depth : depth_block(phase.depth, blocks.size, DTYPE);
             /* Few rows read the weight once, where it lies: a few of its rows at a time, from end to end. */
             if (multiply_in_place && channels_last && !forward && pixels <= FEW_ROWS)
@@ -519,6 +603,22 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
     }
 }
 
+/* With AVX2 or more (is_indirect_weight). */
+static void FN(weight_of_rows)(REAL *to, int64_t to_row, const REAL *grad, const struct image_layout *target,
+                               int64_t channels, const REAL *source, const struct lattice *l, int64_t begin,
+                               int64_t end, bool accumulate)
+{
+#if CUDA_OPS_WITH_TARGETS
+    if (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512)
+        FN_FOR(avx512, weight_of_rows)(to, to_row, grad, target, channels, source, l, begin, end, accumulate);
+    else
+        FN_FOR(avx2, weight_of_rows)(to, to_row, grad, target, channels, source, l, begin, end, accumulate);
+#else
+    (void)to, (void)to_row, (void)grad, (void)target, (void)channels, (void)source, (void)l, (void)begin, (void)end;
+    (void)accumulate;
+#endif
+}
+
 /* A unit is a group, a split of the blocks of pixels, and a block of k. */
 static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_output, const REAL *input,
                            const struct product *p, bool channels_last, int64_t begin, int64_t end, char *workspace)
@@ -528,6 +628,7 @@ static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_o
         gathered + round_up_bytes(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * sizeof(REAL)) / sizeof(REAL);
     const struct phase phase = phase_of(p, 0, 0, 0);
     const struct weight_cut cut = weight_cut(p, &phase, channels_last, DTYPE);
+    const bool indirect = is_indirect_weight(p, &phase, channels_last, DTYPE);
     const int64_t image_pixels = phase.lattice.u_count * phase.lattice.v_count;
     const struct lattice grad_lattice = {.source = p->target,
                                          .height = p->target_height,
@@ -547,6 +648,15 @@ static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_o
                           group * p->target_channels * p->depth + k;
         const REAL *const x = input + group * p->source_channels * p->source.channel;
         const REAL *const g = grad_output + group * p->target_channels * p->target.channel;
+        if (indirect) {
+            const int64_t rows = p->images * phase.lattice.u_count, first_row = split * rows / cut.splits;
+            const int64_t end_row = (split + 1) * rows / cut.splits;
+            const int64_t together = max_i64(1, INDIRECT_PIXELS / phase.lattice.v_count);
+            for (int64_t row = first_row; row < end_row; row += together)
+                FN(weight_of_rows)(out, p->depth, g, &p->target, p->target_channels, x, &phase.lattice, row,
+                                   min_i64(end_row, row + together), row > first_row);
+            continue;
+        }
         const int64_t first = split * cut.blocks.count / cut.splits;
         for (int64_t block = first; block < (split + 1) * cut.blocks.count / cut.splits; block++) {
             int64_t from, to;

@@ -14,7 +14,7 @@
  *   - if b is transposed and there are few rows, the transposed product is computed, output^T = b^T a^T: the rows of
  *     the long operand are broadcast, and only a few vectors of the short one are packed.
  *
- * m = 1 and n = 1 are matrix-vector products: gemm/gemv.h.
+ * m = 1 and n = 1 are matrix-vector products, and m = 2 with b transposed is two of them: gemm/gemv.h.
  *
  * Ragged edges: the last columns take a tile of one vector or of zero-padded ones, of which only the columns that exist
  * are stored; the last rows take tiles of 8, 4, 2 and 1 rows, so that no work is done on rows that do not exist. */
@@ -386,6 +386,9 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
     if (m == 1 && FN(times_vector)(output, 1, b, b_column, b_row, a, a_column, n, k, accumulate))
         return;
     if (n == 1 && FN(times_vector)(output, output_row, a, a_row, a_column, b, b_row, m, k, accumulate))
+        return;
+    if (m == 2 && b_row == 1 && b_column != 1 &&
+        FN(times_two_vectors)(output, output_row, b, b_column, a, a_row, a_column, n, k, accumulate))
         return;
     if (b_row == 1 && b_column != 1 && m <= TRANSPOSED_ROWS)
         FN(product)(output, output_row, true, b, b_column, b_row, a, a_column, a_row, n, m, k, accumulate, workspace);
