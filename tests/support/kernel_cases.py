@@ -301,23 +301,32 @@ def run_ladders():
                 rung(*inputs)
 
 
-# Case: (file in tests/ops, pytest's -k).
+# Case: (file in tests, pytest's -k).
 TESTS = {
-    "conv2d_tiles": ("conv2d_paths", "cluster or few_columns or no_query or im2col or tensor_cores or long_sums"),
-    "conv2d_odd_channels": ("conv2d_paths", "odd_channels"),
-    "conv2d_winograd": ("conv2d_winograd", "test_values or nonfinite"),
-    "gemm_padded": ("gemm_padded", "test_plans or test_layouts or k_major"),
-    "gemm_tiles": ("gemm_rungs", "test_plans or test_pairs or simt_plans"),
-    "batch_norm_kept": ("batch_norm", "whole_vectors or one_block_keeps or come_of_the_forward or of_a_cluster"),
-    "attention_float32": ("attention", "paths_of_float32"),
-    "attention_long_rows": ("attention", "rows_on_hopper"),
-    "attention_gradients": ("attention", "many_blocks or test_paths_of_halves"),
+    "conv2d_tiles": (
+        "ops/test_conv2d_paths.py",
+        "cluster or few_columns or no_query or im2col or tensor_cores or long_sums",
+    ),
+    "conv2d_odd_channels": ("ops/test_conv2d_paths.py", "odd_channels"),
+    "conv2d_winograd": ("ops/test_conv2d_winograd.py", "test_values or nonfinite"),
+    "gemm_padded": ("ops/test_gemm_padded.py", "test_plans or test_layouts or k_major"),
+    "gemm_tiles": ("ops/test_gemm_rungs.py", "test_plans or test_pairs or simt_plans"),
+    "gemm_narrow": ("ops/test_gemm_narrow.py", "rows or columns or short_k"),
+    "concat_batch_norm_act": ("ops/test_concat_batch_norm_act.py", "is_concat or second_derivatives or frozen"),
+    "layer_norm_rounded": ("test_convert_autocast.py", "test_rounded_norms"),
+    "batch_norm_kept": (
+        "ops/test_batch_norm.py",
+        "whole_vectors or one_block_keeps or come_of_the_forward or of_a_cluster",
+    ),
+    "attention_float32": ("ops/test_attention.py", "paths_of_float32"),
+    "attention_long_rows": ("ops/test_attention.py", "rows_on_hopper"),
+    "attention_gradients": ("ops/test_attention.py", "many_blocks or test_paths_of_halves"),
 }
 
 
 def run_tests(file, chosen):
     arguments = ["-q", "-x", "-m", "cuda", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
-    status = pytest.main([*arguments, str(Path(__file__).parents[1] / "ops" / f"test_{file}.py")])
+    status = pytest.main([*arguments, str(Path(__file__).parents[1] / file)])
     if status != pytest.ExitCode.OK:
         sys.exit(f"tests of {file} ended with {status}")
 
