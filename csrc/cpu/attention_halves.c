@@ -193,7 +193,10 @@ CUDA_OPS_INLINE __m512 half_softmax(const bool split, struct softmax_state *stat
     const __m512 half = _mm512_set1_ps(0.5f);
     /* Where all are -inf, 0, so that no infinities are subtracted. */
     const __m512 base = _mm512_mask_mov_ps(_mm512_fmadd_ps(largest, factor, half), none, _mm512_setzero_ps());
-    const __m512 rescale = power_of_two(_mm512_sub_ps(_mm512_sub_ps(state->base, base), half));
+    /* Queries that have seen nothing have no sums, and a base from which power_of_two may be asked for too much. */
+    const __mmask16 unseen = _mm512_cmp_ps_mask(state->largest, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
+    const __m512 rescale = _mm512_mask_mov_ps(power_of_two(_mm512_sub_ps(_mm512_sub_ps(state->base, base), half)),
+                                              unseen, _mm512_set1_ps(1.0f));
     uint16_t order[2 * SIDE];
     for (int n = 0; n < SIDE; n++)
         order[2 * n] = (uint16_t)n, order[2 * n + 1] = (uint16_t)(SIDE + n);
@@ -316,17 +319,16 @@ static bool forward_part(uint16_t *output, int64_t output_row, float *logsumexp,
         const int64_t here = min_i64(SIDE, rows - r), half = r / SIDE % 2;
         const struct softmax_state *const state = &states[r / SIDE];
         float *const sums = memory->output + r / PAIR * value_tiles;
-        float largest[SIDE], base[SIDE], sum[SIDE];
-        _mm512_storeu_ps(largest, state->largest);
+        float base[SIDE], sum[SIDE];
         _mm512_storeu_ps(base, state->base);
         _mm512_storeu_ps(sum, state->sum);
         for (int64_t n = 0; n < here; n++)
             logsumexp[i + r + n] =
-                largest[n] == -INFINITY ? -INFINITY : (float)((base[n] - 0.5) * 0.693147180559945309417 + log(sum[n]));
+                sum[n] == 0 ? -INFINITY : (float)((base[n] - 0.5) * 0.693147180559945309417 + log(sum[n]));
         if (!begun[r / PAIR])
             memset(sums, 0, (size_t)value_tiles * sizeof(float));
         /* A query that sees no key has output 0. */
-        const __mmask16 any = _mm512_cmp_ps_mask(state->largest, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+        const __mmask16 any = _mm512_cmp_ps_mask(state->sum, _mm512_setzero_ps(), _CMP_NEQ_UQ);
         begun[r / PAIR] = true;
         scale_half(sums, half, call->value_dim, _mm512_maskz_div_ps(any, _mm512_set1_ps(1.0f), state->sum));
         store_output(output + (i + r) * output_row, output_row, sums, half, here, call->value_dim, dtype);

@@ -230,7 +230,10 @@ static __m512 online_softmax(struct softmax_state *state, float *scores, int64_t
     const __mmask16 none = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
     /* Where all are -inf, 0, so that no infinities are subtracted. */
     const __m512 base = _mm512_mask_mov_ps(_mm512_fmadd_ps(largest, factor, half), none, _mm512_setzero_ps());
-    const __m512 rescale = power_of_two(_mm512_sub_ps(_mm512_sub_ps(state->base, base), half));
+    /* Queries that have seen nothing have no sums, and a base from which power_of_two may be asked for too much. */
+    const __mmask16 unseen = _mm512_cmp_ps_mask(state->largest, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
+    const __m512 rescale = _mm512_mask_mov_ps(power_of_two(_mm512_sub_ps(_mm512_sub_ps(state->base, base), half)),
+                                              unseen, _mm512_set1_ps(1.0f));
     __m512 sum = _mm512_setzero_ps();
     for (key = 0; key < count; key += SIDE) {
         const int64_t here = min_i64(SIDE, count - key);
@@ -283,15 +286,14 @@ static void forward_chunk(float *output, float *logsumexp, const float *query, c
     __m512 inverse[2];
     for (int half = 0; half < 2; half++) {
         const struct softmax_state *const state = &states[half];
-        const __mmask16 any = _mm512_cmp_ps_mask(state->largest, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+        const __mmask16 any = _mm512_cmp_ps_mask(state->sum, _mm512_setzero_ps(), _CMP_NEQ_UQ);
         inverse[half] = _mm512_maskz_div_ps(any, _mm512_set1_ps(1.0f), state->sum);
-        float largest[SIDE], base[SIDE], sum[SIDE];
-        _mm512_storeu_ps(largest, state->largest);
+        float base[SIDE], sum[SIDE];
         _mm512_storeu_ps(base, state->base);
         _mm512_storeu_ps(sum, state->sum);
         for (int64_t n = 0; n < min_i64(SIDE, rows - half * SIDE); n++)
             logsumexp[i + half * SIDE + n] =
-                largest[n] == -INFINITY ? -INFINITY : (float)((base[n] - 0.5) * 0.693147180559945309417 + log(sum[n]));
+                sum[n] == 0 ? -INFINITY : (float)((base[n] - 0.5) * 0.693147180559945309417 + log(sum[n]));
     }
     turn_back(output + i * call->output.row, call->output.row, memory->output, rows, call->value_dim, inverse);
 }

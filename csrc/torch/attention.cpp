@@ -184,10 +184,14 @@ bool attention_backward_of_halves(const char *op, const std::array<Tensor, 3> &g
 {
     if (!is_cpu_half(query) || !cuda_ops_attention_takes_halves_cpu(&call, 1, with_scores, dtype))
         return false;
+    // It is in proportion to the keys, and kept by each thread.
+    constexpr int64_t MOST_BYTES = int64_t(64) << 20;
+    const int64_t bytes = cuda_ops_attention_halves_backward_workspace_cpu(&call);
+    if (bytes > MOST_BYTES)
+        return false;
     const int64_t parts = cuda_ops_attention_backward_parts_cpu(&call);
     const double cost = tiles_cost(logsumexp, call, dtype, 3 * call.head_dim + 2 * call.value_dim);
-    parallel_parts(op, parts, cost / static_cast<double>(parts),
-                   cuda_ops_attention_halves_backward_workspace_cpu(&call),
+    parallel_parts(op, parts, cost / static_cast<double>(parts), bytes,
                    [&](void *workspace, int64_t begin, int64_t end) {
                        return cuda_ops_attention_halves_backward_cpu(
                            grads[0].data_ptr(), grads[1].data_ptr(), grads[2].data_ptr(), grad_output.const_data_ptr(),

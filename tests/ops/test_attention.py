@@ -635,6 +635,29 @@ def test_scores_that_outgrow_the_first_ones(dtype, scores, dims):
     check_scores_that_outgrow_the_first_ones("cuda", dtype, scores, *dims)
 
 
+@pytest.mark.parametrize("scores", SCORES.values(), ids=SCORES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_scores_that_outgrow_the_first_ones_on_the_cpu(dtype, scores):
+    tensors = operands_of_scores(dtype, scores, 70, 330, 64, device="cpu")
+    for options in ({}, {"causal": True, "bottom_right": True}):
+        found = flash_attention(*tensors, return_logsumexp=True, **options)
+        same = reference(*tensors, **options)
+        assert_errors_are_small(found, reference(*(t.double() for t in tensors), **options), same, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_query_of_one_key_and_any_score(dtype, device):
+    """What comes before a query's first key has no sums that could be scaled, by whatever."""
+    scores = torch.arange(-300.0, 300.0, 0.25, device=device)
+    query, key, value = (torch.zeros(len(scores), 1, 1, 16, dtype=dtype, device=device) for _ in range(3))
+    query[..., :2] = 1
+    key[..., 0], key[..., 1] = scores.round()[:, None, None], (scores - scores.round())[:, None, None]
+    value += torch.linspace(-1, 1, 16, device=device).to(dtype)
+    output, logsumexp = flash_attention(query, key, value, scale=1.0, return_logsumexp=True)
+    torch.testing.assert_close(output, value, rtol=8e-3, atol=0)
+    torch.testing.assert_close(logsumexp.flatten(), scores, rtol=1e-6, atol=1e-5)
+
+
 def check_dropout_where_scores_outgrow_the_first_ones(device, dtype, scores, head_dim):
     queries, keys, p, scale = 200, 900, 0.3, 1 / math.sqrt(head_dim)
     tensors = operands_of_scores(dtype, scores, queries, keys, head_dim, device=device)
@@ -678,13 +701,12 @@ def test_a_query_does_not_see_what_others_see(of_key, head_dim):
         assert torch.equal(a[:, :, ::2], b[:, :, ::2])
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
-def test_nonfinite_keys_travel(value, head_dim):
+def test_nonfinite_keys_travel(value, head_dim, device):
     """Of one key, the first or the last that a kernel comes to, and only to queries that see it."""
-    for where in (3, 597):
-        query, key, values = operands_of_scores(torch.bfloat16, lambda j: 0 * j, 600, 600, head_dim)
+    for where in (0, 3, 597):
+        query, key, values = operands_of_scores(torch.bfloat16, lambda j: 0 * j, 600, 600, head_dim, device=device)
         key[:, :, where, 1:] = value
         output, logsumexp = flash_attention(query, key, values, causal=True, return_logsumexp=True)
         exact = reference(query.double(), key.double(), values.double(), causal=True)

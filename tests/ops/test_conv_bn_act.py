@@ -52,6 +52,7 @@ def test_activations_by_each_path(path, dtype, monkeypatch):
             with torch.no_grad():
                 output = conv_bn_act(*tensors, activation=activation, **geometry)
         except NotImplementedError as error:
+            assert activation == "relu", error  # a path that this GPU has takes all of them
             pytest.skip(str(error))
         monkeypatch.delenv("CUDA_OPS_CONV2D_PATH")
         # As rounded to TF32, in float32.

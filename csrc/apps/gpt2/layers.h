@@ -123,7 +123,7 @@ struct gpt2_device {
                                     const float *grad_next_bias, const gpt2_linear *next);
 
     /* The mean cross-entropy of linear(input, weight), and its gradients, unless grad_input is NULL. With a room of
-     * head_bytes nothing more is allocated. */
+     * head_bytes nothing more is allocated but products' workspaces. */
     int64_t (*head_bytes)(gpt2_device *, const gpt2_linear *);
     void (*head)(gpt2_device *, float *loss, void *grad_input, float *grad_weight, const void *input,
                  const int64_t *targets, const gpt2_linear *, gpt2_room);

@@ -1,4 +1,4 @@
-// Split-K in conv2d: output = sum over splits of partial[split], in the order of the splits.
+// Split-K in conv2d: output = sum over splits of partial[split], in an order that their number decides.
 //
 // A lane per element (per four channels of a weight). Where there are several splits, 2, 4 or 8 of a block's eight warps
 // take as many elements together, each every 2nd, 4th or 8th split, and their sums are then added in order through
@@ -126,7 +126,7 @@ cuda_ops_status conv2d_sum_weight_splits(const ConvCall &call, const float *part
     const int64_t outs_taken = call.weight_outs ? call.weight_outs : outs;
     const int together = warps_together(splits);
     const bool last = conv2d_weight_is_channels_last(s),
-               by_four = last && channels % 4 == 0 && is_aligned_16(call.result);
+               by_four = last && channels % 4 == 0 && call.dtype != CUDA_OPS_FLOAT64 && is_aligned_16(call.result);
     const dim3 grid = grid_of(s.out_channels * taps * ceil_div(channels, 4), together);
     CUDA_OPS_DISPATCH(call.dtype, T,
                       launch_dependent(conv2d_sum_weight_splits_kernel<T>, grid, THREADS, 0, call.stream,

@@ -6,7 +6,7 @@
  *
  *   weight, folded_weight: channels x count, where count is whatever an output channel has, in any order
  *   bias: channels, of weight's dtype; may be NULL, as norm_weight and norm_bias may, for 0, 1 and 0
- *   scales are made in double; a folded value is rounded once
+ *   scales are made in double, and rounded to what the weight is multiplied in
  *   no workspace
  */
 #ifndef CUDA_OPS_FOLD_BATCH_NORM_H

@@ -4,9 +4,9 @@
 //   D = activation(alpha * A^T B + bias)      A k x m, B k x n, with a long k and a small D     (narrow/columns.cuh)
 //   D = activation(alpha * op(A) op(B) + bias)    with a short k and long rows of D             (narrow/outer.cuh)
 //
-// In the first two the rows of the long operands follow one another without a gap, so that they stream as one stretch of memory,
-// whatever a row's length, and whatever tiles of wgmma or rows of TMA it would fill. Each warp has a pipeline of its
-// own. Bound by memory: A and D, or A and B, once; 1.3 to 3.2 TB/s of 18 MB and more, up to 88
+// In the first two the rows of the long operands follow one another without a gap, so that they stream as one stretch
+// of memory, whatever a row's length, and whatever tiles of wgmma or rows of TMA it would fill. Each warp has a pipeline
+// of its own. Bound by memory: A and D, or A and B, once; 1.3 to 3.2 TB/s of 18 MB and more, up to 88
 // columns wide, start included, on an H200.
 // From compute capability 8.0 on.
 #include "gemm/narrow/narrow.h"
