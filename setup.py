@@ -7,6 +7,7 @@ Environment:
     CUDA_OPS_CUDA=0|1       without / with the CUDA kernels; default: with, if PyTorch is a CUDA build and nvcc is found
     TORCH_CUDA_ARCH_LIST    compute capabilities, such as "8.0;9.0+PTX"; default: the visible GPUs, else 9.0 and PTX
     CUDA_OPS_WERROR=1       compiler warnings are errors
+    CUDA_OPS_SYMBOLS=1      the names of functions stay in the op library, for a profiler of the host
     MAX_JOBS                compile jobs; default: one a core, and at most one for each 3 GB of memory
 """
 
@@ -93,6 +94,8 @@ def extensions():
     cuda_sources = compiling.longest_first(sorted(glob.glob("csrc/cuda/**/*.cu", recursive=True))) if cuda_home else []
 
     macros, link_flags = [], ["-fopenmp", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
+    if os.environ.get("CUDA_OPS_SYMBOLS") != "1":
+        link_flags.append("-Wl,--strip-all")  # 3.4 MB of names, most of them of what launches a template's kernels
     make_extension = cpp_extension.CppExtension
     architectures = None
     if cuda_home:

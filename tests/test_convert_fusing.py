@@ -379,3 +379,53 @@ def test_weights_of_a_class_of_their_own_say_what_a_product_is(make):
             if isinstance(linear, nn.Linear):
                 linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Halved), requires_grad=False)
     torch.testing.assert_close(model(x), native(x))
+
+
+class PostNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.norm = nn.Dropout(0.5), nn.LayerNorm(16)
+
+    def forward(self, x, y):
+        return self.norm(x + self.dropout(y))
+
+
+def test_a_dropout_that_is_replaced():
+    model = PostNorm().eval()
+    x, y = torch.randn(2, 3, 16)
+    expected = model(x, y)
+    cuda_ops.convert(model)
+    model.dropout = nn.Identity()
+    torch.testing.assert_close(model(x, y), expected)
+
+
+def test_converted_layers_run_on_meta():
+    model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.ReLU())
+    cuda_ops.convert(model)
+    cuda_ops.convert(post := PostNorm())
+    x = torch.empty(3, 16, device="meta")
+    assert model.to("meta")(x).shape == post.to("meta")(x, x).shape == (3, 16)
+
+
+class WritesBetween(nn.Module):
+    """What the first convolution reads is written to before its norm is."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+        self.norm1, self.relu, self.relu6 = nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.ReLU6()
+
+    def forward(self, x):
+        y = self.conv1(x)
+        z = self.conv2(self.relu(x))
+        return self.relu6(self.norm1(y)) + self.norm1(self.conv1(z)) + z
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_run_reads_what_its_first_layer_read(training):
+    native = WritesBetween().train(training)
+    model = copy.deepcopy(native)
+    assert len(cuda_ops.convert(model).fusions) == 2
+    x = torch.randn(2, 4, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x.clone()), native(x.clone()))

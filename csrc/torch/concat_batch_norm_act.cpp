@@ -491,6 +491,9 @@ concat_batch_norm_act(at::TensorList tensors, at::TensorList moments, const Opti
     static const auto moments_of = registered_op<decltype(batch_norm_moments)>("cuda_ops::batch_norm_moments");
     NormSources all(tensors);
     TORCH_CHECK_VALUE(eps > 0, CONCAT_NORM, ": expected eps to be positive, got ", eps);
+    for (const OptionalTensor &statistics : {running_mean, running_var})
+        TORCH_CHECK(!statistics || !statistics->requires_grad(), CONCAT_NORM,
+                    ": not differentiable with respect to running statistics");
     TORCH_CHECK(moments.size() <= tensors.size(), CONCAT_NORM, ": expected moments of the first of the ",
                 tensors.size(), " tensors, got ", moments.size());
     std::vector<Tensor> inputs(tensors.begin(), tensors.end());

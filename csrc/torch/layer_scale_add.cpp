@@ -144,6 +144,8 @@ static std::tuple<Tensor, Tensor> layer_scale_add_forward(const Tensor &input, c
     }
     const Tensor w = weight ? weight->to(type).contiguous() : Tensor();
     const Tensor sum = empty_strided(x.sizes(), x.strides(), x.options().dtype(type));
+    TORCH_CHECK(!copy_type || c10::isFloatingType(*copy_type), op, ": expected copy_dtype to be floating point, got ",
+                *copy_type);
     const bool with_copy = copy_type && mixed && *copy_type == x.scalar_type();
     Tensor copy = with_copy ? empty_like_dense(x) : empty({0}, x.options().dtype(copy_type.value_or(type)));
     if (x.numel() > 0) {

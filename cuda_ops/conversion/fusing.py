@@ -168,6 +168,8 @@ class Features(list):
             and norm.eps > 0
             and first.dim() == 4
             and all(type(feature) is Tensor and not feature.is_meta for feature in self)
+            # Which autograd keeps none of: a concatenation of them is no inference tensor.
+            and not (torch.is_grad_enabled() and any(feature.is_inference() for feature in self))
             and all(feature.dtype == first.dtype and feature.device == first.device for feature in self)
         )
         if not fits:
@@ -207,11 +209,19 @@ def _is_eager() -> bool:
     )
 
 
+def _takes_features(layer) -> bool:
+    """Whether a call of the layer is dense_layer and nothing else, which could keep or change what it is given."""
+    cls = type(layer)
+    return cls.forward is dense_layer and layer._compiled_call_impl is None and unlike(layer, (cls,)) is None
+
+
 def dense_block(self, init_features):
     """The forward of torchvision's DenseBlock."""
     if not _is_eager():
         return type(self).cuda_ops_native.forward(self, init_features)
-    features = Features([init_features])
+    features = [init_features]
+    if all(_takes_features(layer) for layer in self.values()):
+        features = Features(features)
     for layer in self.values():
         features.append(layer(features))
     return torch.cat(features, 1)
@@ -224,7 +234,8 @@ def dense_layer(self, input):
         return type(self).cuda_ops_native.forward(self, input)
     output = features.batch_norm_act(self.norm1, self.relu1) if type(features) is Features else None
     if output is None:
-        output = features[0] if len(features) == 1 else torch.cat(features, 1)
+        alone = len(features) == 1 and not features[0].is_inference()
+        output = features[0] if alone else torch.cat(features, 1)
         output = batch_norm_act(output, self.norm1, self.relu1)
     output = self.conv2(conv_bn_act(output, self.conv1, self.norm2, self.relu2))
     return Functions.dropout(output, self.drop_rate, self.training) if self.drop_rate > 0 else output
@@ -272,11 +283,16 @@ def _lowers(module) -> bool:
     return letter in ("l", "c") and is_plain(module, letter)
 
 
+def _autocasts(device: str) -> bool:
+    """Whether autocast is on for tensors of a device; PyTorch knows it of those that have any alone."""
+    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+
+
 def lowered_dtype(consumer, *inputs) -> torch.dtype | None:
     """The dtype to which autocast rounds what `consumer` is given, where that is what an op makes of `inputs` in
     float32."""
     device = inputs[0].device.type
-    if not torch.is_autocast_enabled(device) or consumer is None:
+    if consumer is None or not _autocasts(device):
         return None
     dtype = torch.get_autocast_dtype(device)
     fits = dtype in HALVES and all(input.dtype is torch.float32 or input.dtype is dtype for input in inputs)
@@ -307,14 +323,14 @@ def layer_norm_2d_before(input: Tensor, norm, conv) -> Tensor:
 
 def add_layer_norm(input: Tensor, residual: Tensor, dropout, norm, consumer=None) -> tuple[Tensor, Tensor]:
     """norm(dropout(input) + residual), and the sum. consumer: what alone takes the norm's output, if that is known."""
-    if is_plain(norm, "n"):
+    if is_plain(norm, "n") and is_plain(dropout, "d"):
         weight, bias = parameter(norm, "weight"), parameter(norm, "bias")
         p, training = (0.0, False) if dropout is None else (dropout.p, dropout.training)
         if _is_sum_of_rows(input, residual, dropout):
             return functional.add_layer_norm(
                 input, residual, norm.normalized_shape, weight, bias, norm.eps, p, training
             )
-        if _are_alike(input, residual) and is_plain(dropout, "d") and not (training and p > 0.0):
+        if _are_alike(input, residual) and not (training and p > 0.0):
             dtype = lowered_dtype(consumer, input, residual)
             if dtype is not None:
                 if residual.dtype is dtype:  # the kernel has them the other way round
@@ -408,9 +424,11 @@ def _rows_kept(depth, branch) -> tuple[Tensor | None] | None:
             return None
         depth = depth.p, depth.mode, depth.training
     p, mode, training = depth
+    if mode not in ("row", "batch") or not 0.0 <= p <= 1.0:
+        return None  # refused by its own
     if not training or p == 0.0:
         return (None,)
-    if mode != "row" or not 0.0 < p <= 1.0 or not takes(branch):
+    if mode != "row" or not takes(branch):
         return None
     dtype = torch.float64 if branch.dtype is torch.float64 else torch.float32
     return (dropout(torch.ones(branch.shape[0], dtype=dtype, device=branch.device), p),)
@@ -429,7 +447,7 @@ def _is_sum_of_rows(input, residual, dropout) -> bool:
         and input.dtype == residual.dtype
         and input.device == residual.device
         # Under autocast the sum would be made in another dtype than that of its operands.
-        and not torch.is_autocast_enabled(input.device.type)
+        and not _autocasts(input.device.type)
         and is_plain(dropout, "d")
     )
 

@@ -181,10 +181,11 @@ def _residual_block(graph: Graph):
     input, branch, total, output = nodes
     if total.target is not fusing.layer_scale_add or output.args[0] is not total or branch.args != (input,):
         return None
-    if branch.kwargs or total.args[:2] != (branch, input) or "." in branch.target + total.args[2].target:
-        return None
     depth = total.args[3]
     name = depth.target if isinstance(depth, torch.fx.Node) else depth
+    names = branch.target + total.args[2].target + (name if type(name) is str else "")
+    if branch.kwargs or total.args[:2] != (branch, input) or "." in names:
+        return None
     return branch.target, total.args[2].target, name, total.args[4]
 
 
@@ -546,7 +547,8 @@ class _Finder:
             return
         if pool.op == "call_module" and not is_simple_window(self.module.get_submodule(pool.target)):
             return
-        with self.graph.inserting_before(pool):
+        # Where the first of them is, here and below: what that reads may be written to before the last.
+        with self.graph.inserting_before(conv):
             window = self.window(pool) if pool.op == "call_function" else None
             layers = [self.layer(node) for node in (conv, norm, relu, pool)]
             new = self.call(pool, fusing.conv_bn_relu_pool, conv.args[0], *layers, window)
@@ -572,10 +574,11 @@ class _Finder:
                     break
         if norm is None or norm.op != "call_module":
             return
-        with self.graph.inserting_before(node):
+        conv = self.before(norm, "c") if residual is None else None
+        folds = conv is not None and conv.op == "call_module"
+        with self.graph.inserting_before(conv if folds else norm if residual is None else node):
             activation = self.layer(node) if node.op == "call_module" else ACTIVATIONS[letter]
-            conv = self.before(norm, "c") if residual is None else None
-            if conv is not None and conv.op == "call_module":
+            if folds:
                 new = self.call(node, fusing.conv_bn_act, conv.args[0], self.layer(conv), self.layer(norm), activation)
                 self.gain("conv_bn_act", conv, norm, node)
                 self.replace((conv, norm, node), new)
@@ -590,7 +593,7 @@ class _Finder:
         conv = self.before(norm, "c") if self.letter(norm) == "b" else None
         if conv is None or conv.op != "call_module":
             return
-        with self.graph.inserting_before(norm):
+        with self.graph.inserting_before(conv):
             new = self.call(norm, fusing.conv_bn_act, conv.args[0], self.layer(conv), self.layer(norm))
         self.gain("conv_bn_act", conv, norm)
         self.replace((conv, norm), new)
@@ -601,7 +604,7 @@ class _Finder:
         if not linear or linear.op != "call_module":
             return
         function = fusing.linear_relu if letter == "r" else fusing.linear_gelu
-        with self.graph.inserting_before(node):
+        with self.graph.inserting_before(linear):
             extra = [node.kwargs.get("approximate", "none")] if letter == "g" and node.op == "call_function" else []
             new = self.call(node, function, linear.args[0], self.layer(linear), self.layer(node), *extra)
         self.gain(function.__name__, linear, node)
@@ -691,7 +694,8 @@ class _Finder:
             if not self.is_of_two(product, (operator.mul, torch.mul), "mul") or product.args[0] is product.args[1]:
                 continue
             weight, branch = product.args if product.args[0].op == "get_attr" else product.args[::-1]
-            if weight.op == "get_attr" and branch.op == "call_module":
+            # A branch that others read may be written to by them.
+            if weight.op == "get_attr" and branch.op == "call_module" and len(branch.users) == 1:
                 break
         else:
             return

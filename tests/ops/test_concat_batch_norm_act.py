@@ -180,10 +180,30 @@ def test_moments_of_features_that_are_written_to(device):
         layer.register_forward_pre_hook(write)
     model = copy.deepcopy(native)
     cuda_ops.convert(model)
-    x, _ = batch(device)
+    x, y = batch(device)
     with torch.no_grad():
         torch.testing.assert_close(model(x), native(x))
     assert_same_state(model, native)
+    grads = [torch.autograd.grad(F.cross_entropy(each(x), y), list(each.parameters())) for each in (model, native)]
+    torch.testing.assert_close(*grads)
+
+
+def test_hooks_before_layers_see_features_themselves(device):
+    native = densenet(device)
+    model = copy.deepcopy(native)
+    cuda_ops.convert(model)
+    x, y = batch(device)
+    seen = []
+
+    def keep(module, args):
+        seen.append([feature.retain_grad() or feature for feature in args[0]])
+
+    for each in (native, model):
+        layer = each.features.denseblock1.denselayer2
+        handle = layer.register_forward_pre_hook(keep)
+        F.cross_entropy(each(x), y).backward()
+        handle.remove()
+    torch.testing.assert_close([f.grad for f in seen[1]], [f.grad for f in seen[0]])
 
 
 def test_hooks_see_features_and_their_gradients(device):
