@@ -234,7 +234,8 @@ def dense_layer(self, input):
         return type(self).cuda_ops_native.forward(self, input)
     output = features.batch_norm_act(self.norm1, self.relu1) if type(features) is Features else None
     if output is None:
-        alone = len(features) == 1 and not features[0].is_inference()
+        # Of one a concatenation is a copy, which whoever has the feature may not write to.
+        alone = type(features) is Features and len(features) == 1 and not features[0].is_inference()
         output = features[0] if alone else torch.cat(features, 1)
         output = batch_norm_act(output, self.norm1, self.relu1)
     output = self.conv2(conv_bn_act(output, self.conv1, self.norm2, self.relu2))
