@@ -194,15 +194,15 @@ def test_plans_of_batches(plan, dtype):
 
 @pytest.mark.cuda
 def test_gradients_of_weights_of_many_rows_take_the_tiles_that_were_fastest():
-    """On an H200, the fastest and what was chosen before: 61.3 and 65.8 µs, 103.9 and 123.6, 101.0 and 103.8, 58.4 and
-    66.7. Tile 2 has 192 columns, 21 is a pair's, of 192 x 192, which is not split."""
+    """On an H200, the fastest and what was chosen before: 103.9 and 123.6 µs, and in a step of GPT-2 78.1 and 81.8. Tile
+    13 has 192 x 192, and so has 21, a pair's, which is not split."""
     if torch.cuda.get_device_properties(0).multi_processor_count != 132 or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the choice depends on the number of multiprocessors")
-    sizes = {(768, 768, 32768): 2, (3072, 768, 16384): 21, (896, 1408, 20000): 2, (576, 960, 24000): 2}
+    sizes = {(768, 768, 32768): 13, (3072, 768, 16384): 21}
     for (m, n, k), tile in sizes.items():
         a, b = (torch.empty(k, size, device="cuda", dtype=torch.bfloat16) for size in (m, n))
         path, chosen, splits, swapped = ops.gemm_plan(a.T, b)
-        assert (path, chosen, swapped) == (13, tile, 0) and (splits > 1) == (tile == 2)
+        assert (path, chosen, swapped) == (13, tile, 0) and (splits > 1) == (tile == 13)
 
 
 @pytest.mark.cuda
@@ -348,14 +348,15 @@ def test_pairs(plan, dtype):
 def test_own_plan(dtype):
     """What is chosen runs, at sizes for which it is each of the rungs."""
     chosen = set()
-    for sizes in [(16, 4096, 512), (64, 128, 3136), (64, 10, 128), (1024, 1024, 64), (2048, 2048, 32), (30, 31, 33)]:
+    sizes_of_rungs = [(16, 4096, 512), (64, 128, 3136), (64, 10, 128), (1024, 1024, 64), (2048, 2048, 32), (1, 33, 700)]
+    for sizes in [*sizes_of_rungs, (30, 31, 33)]:
         a, b = operands(*sizes, dtype, "cuda", False, True)
         plan = ops.gemm_plan(a, b)
         chosen.add(plan[0])
-        assert plan[0] in (10, 11, 13, 14, 15)
+        assert plan[0] in (10, 11, 13, 14, 15, 16)
         check(lambda a, b, plan=plan: ops.gemm_planned(a, b, plan), a, b, f"{plan} {sizes}")
     if torch.cuda.get_device_capability()[0] == 9:
-        assert chosen == {torch.float32: {10, 15}, torch.float64: {11, 15}}.get(dtype, {13, 14, 15})
+        assert chosen == {torch.float32: {10, 15}, torch.float64: {11, 15}}.get(dtype, {13, 14, 15, 16})
 
 
 @pytest.mark.cuda

@@ -4,6 +4,7 @@ from support.opspec import Bad, OpSpec, Sample
 import cuda_ops
 from specs.batch_norm import weight_beside
 from specs.batch_norm_act import ACTIVATIONS
+from specs.conv_bn_relu_pool import whole
 
 
 def reference(
@@ -28,14 +29,19 @@ def reference(
 
 
 def arguments(make, input, weight, bias=True, affine=True, last=False):
-    """input, weight, bias, running_mean, running_var, bn_weight, bn_bias"""
+    """input, weight, bias, running_mean, running_var, bn_weight, bn_bias. In halves what is convolved is exact: no
+    rounding of it decides on which side of an activation's kink a value lies, where gradients jump."""
     channels = weight[0]
-    images = [make(*input), make(*weight)]
-    if last:
-        images = [image.contiguous(memory_format=torch.channels_last) for image in images]
+    numbers = whole if make.dtype in (torch.float16, torch.bfloat16) else type(make).__call__
+    images = [numbers(make, *input), numbers(make, *weight)]
+    if last:  # leaves, which belong to no stream
+        images = [
+            image.detach().contiguous(memory_format=torch.channels_last).requires_grad_(image.requires_grad)
+            for image in images
+        ]
     return (
         *images,
-        make(channels) if bias else None,
+        numbers(make, channels) if bias else None,
         make(channels, requires_grad=False),
         make(channels, low=0.25, requires_grad=False),
         make(channels) if affine else None,
