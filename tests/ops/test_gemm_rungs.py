@@ -194,7 +194,7 @@ def test_plans_of_batches(plan, dtype):
 
 @pytest.mark.cuda
 def test_gradients_of_weights_of_many_rows_take_the_tiles_that_were_fastest():
-    """On an H200, the fastest and what was chosen before: 103.9 and 123.6 µs, and in a step of GPT-2 78.1 and 81.8. Tile
+    """On an H200, the fastest and what was chosen before: 103.9 and 123.6 µs; in a step of GPT-2 78.1 and 81.8. Tile
     13 has 192 x 192, and so has 21, a pair's, which is not split."""
     if torch.cuda.get_device_properties(0).multi_processor_count != 132 or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the choice depends on the number of multiprocessors")
