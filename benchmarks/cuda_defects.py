@@ -95,7 +95,7 @@ DEFECTS = [
     ),
     Defect(
         304,
-        "layer_norm/backward.cu",
+        "layer_norm/backward.cuh",
         "sign of the mean's rounding",
         "shift = (A)((double)center - mean) * rstd;",
         "shift = (A)(mean - (double)center) * rstd;",

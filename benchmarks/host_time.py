@@ -195,6 +195,18 @@ def cases(device) -> Iterator[Case]:
         lambda x, w, b: native.relu(native.batch_norm(x, mean, variance, w, b, training=True)),
         (images, channels, bias),
     )
+    yield Case(
+        "conv_bn_act",
+        lambda x, w, b: ours.conv_bn_act(x, w, b, mean, variance, channels, bias),
+        lambda x, w, b: native.relu(native.batch_norm(native.conv2d(x, w, b), mean, variance, channels, bias)),
+        (images, filters, bias),
+    )
+    yield Case(
+        "layer_scale_add",
+        lambda x, y, w: ours.layer_scale_add(x, y, w),
+        lambda x, y, w: y + x * w.view(-1, 1, 1),
+        (images, images.clone(), channels),
+    )
     for name in ("layer_norm", "rms_norm"):
         mine, added, theirs = getattr(ours, name), getattr(ours, f"add_{name}"), getattr(native, name)
         yield Case(

@@ -224,6 +224,8 @@ def _with_base(parametrized: type, base: type) -> type:
 def _fuse_blocks(module):
     """A Sequential of blocks whose classes are others only now."""
     kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return
     if kind.forward is torch.nn.Sequential.forward and "forward" not in module.__dict__:
         steps = runs_of(tuple(type(child) for child in module._modules.values()))
         if any(function is residual_blocks for *_, function in steps):

@@ -49,8 +49,8 @@ def test_eight_channels_go_to_mma_where_the_halo_does_not_fit():
 
 def test_groups_with_enough_channels_go_to_wgmma():
     assert set(chosen((64, 896, 20, 20), (896, 128, 3, 3), groups=7, padding=1, stride=2).values()) == {"sm90"}
-    ragged = chosen((4, 1056, 28, 28), (1056, 264, 3, 3), groups=4, padding=1)
-    assert ragged == {"forward": "sm90", "gradient of input": "sm90", "gradient of weight": "mma"}
+    # The gradient of weight too, since a sum of one split is written three times as fast.
+    assert set(chosen((4, 1056, 28, 28), (1056, 264, 3, 3), groups=4, padding=1).values()) == {"sm90"}
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "tf32", "float32"])
