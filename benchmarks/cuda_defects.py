@@ -100,6 +100,7 @@ DEFECTS = [
         "shift = (A)((double)center - mean) * rstd;",
         "shift = (A)(mean - (double)center) * rstd;",
         "layer_norm",
+        ("layer_norm/backward.cu",),
     ),
     Defect(
         305,

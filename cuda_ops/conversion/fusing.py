@@ -212,7 +212,8 @@ def _is_eager() -> bool:
 def _takes_features(layer) -> bool:
     """Whether a call of the layer is dense_layer and nothing else, which could keep or change what it is given."""
     cls = type(layer)
-    return getattr(cls, "forward", None) is dense_layer and layer._compiled_call_impl is None and unlike(layer, (cls,)) is None
+    is_ours = getattr(cls, "forward", None) is dense_layer  # TorchScript's modules have none
+    return is_ours and layer._compiled_call_impl is None and unlike(layer, (cls,)) is None
 
 
 def dense_block(self, init_features):

@@ -29,10 +29,13 @@ def reference(
 
 
 def arguments(make, input, weight, bias=True, affine=True, last=False):
-    """input, weight, bias, running_mean, running_var, bn_weight, bn_bias. In halves what is convolved is exact: no
-    rounding of it decides on which side of an activation's kink a value lies, where gradients jump."""
+    """input, weight, bias, running_mean, running_var, bn_weight, bn_bias. In halves what is convolved is exact, and
+    what is normalised small: no rounding decides on which side of an activation's kink, 0, ±3 or 6, a value lies,
+    where gradients jump."""
     channels = weight[0]
-    numbers = whole if make.dtype in (torch.float16, torch.bfloat16) else type(make).__call__
+    half = make.dtype in (torch.float16, torch.bfloat16)
+    numbers = whole if half else type(make).__call__
+    affine = affine and ({"low": -1 / 64, "high": 1 / 64}, {"low": -1.0, "high": 1.0}) if half else affine and ({}, {})
     images = [numbers(make, *input), numbers(make, *weight)]
     if last:  # leaves, which belong to no stream
         images = [
@@ -44,8 +47,8 @@ def arguments(make, input, weight, bias=True, affine=True, last=False):
         numbers(make, channels) if bias else None,
         make(channels, requires_grad=False),
         make(channels, low=0.25, requires_grad=False),
-        make(channels) if affine else None,
-        make(channels) if affine else None,
+        make(channels, **affine[0]) if affine else None,
+        make(channels, **affine[1]) if affine else None,
     )
 
 
