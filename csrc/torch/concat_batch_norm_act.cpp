@@ -122,6 +122,11 @@ static Tensor batch_norm_moments(const Tensor &input)
     const char *const op = "batch_norm_moments";
     [[maybe_unused]] const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     TORCH_CHECK(input.dim() >= 2, op, ": expected input to have at least 2 dimensions, got shape ", input.sizes());
+    int64_t values = 1;
+    for (int64_t d = 0; d < input.dim(); d++)
+        values *= d == 1 ? 1 : input.size(d);
+    TORCH_CHECK_VALUE(values != 1, op, ": Expected more than 1 value per channel when training, got input size ",
+                      input.sizes());
     const at::MemoryFormat format = input.suggest_memory_format();
     if (!input.is_cuda() || input.numel() == 0 || input.numel() == input.size(1)) {
         static const auto forward = registered_op<std::tuple<Tensor, Tensor, Tensor>(
@@ -166,6 +171,11 @@ concat_batch_norm_act_forward_training(at::TensorList tensors, at::TensorList mo
                     CONCAT_NORM, ": expected moments[", i, "] to be those of tensors[", i, "], got ",
                     moments[i].toString(), " of shape ", moments[i].sizes());
     const c10::OptionalDeviceGuard guard(at::device_of(first));
+    const Parameters parameters(CONCAT_NORM, weight, bias, first, all.channels, CHANNEL_OF_TENSORS);
+    for (const OptionalTensor &statistic : {running_mean, running_var})
+        if (statistic)
+            check_channel_values(CONCAT_NORM, "running statistics", *statistic, first, all.channels,
+                                 CHANNEL_OF_TENSORS);
     if (moments.empty() || all.rows == 1 || !all.lay_out(tensors)) {
         const Tensor x = concatenated(tensors);
         if (running_mean || running_var) {
@@ -184,7 +194,6 @@ concat_batch_norm_act_forward_training(at::TensorList tensors, at::TensorList mo
     }
     const RunningStatistics running(CONCAT_NORM, running_mean, running_var, num_batches_tracked, momentum, first,
                                     all.channels, CHANNEL_OF_TENSORS);
-    const Parameters parameters(CONCAT_NORM, weight, bias, first, all.channels, CHANNEL_OF_TENSORS);
     std::vector<Tensor> dense_moments;
     for (size_t i = 0; i < moments.size(); i++) {
         dense_moments.push_back(moments[i].contiguous());
@@ -212,6 +221,11 @@ static Tensor concat_batch_norm_act_forward_inference(at::TensorList tensors, co
     const Tensor &first = tensors[0];
     const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
     const c10::OptionalDeviceGuard guard(at::device_of(first));
+    const Parameters parameters(CONCAT_NORM, weight, bias, first, all.channels, CHANNEL_OF_TENSORS);
+    const cuda_ops_dtype statistics_dtype =
+        check_channel_values(CONCAT_NORM, "running_mean", running_mean, first, all.channels, CHANNEL_OF_TENSORS);
+    check_channel_values(CONCAT_NORM, "running_var", running_var, first, all.channels, CHANNEL_OF_TENSORS);
+    check_like(CONCAT_NORM, "running_var", running_var, "running_mean", running_mean);
     if (!all.lay_out(tensors)) {
         static const auto forward =
             registered_op<Tensor(const Tensor &, const OptionalTensor &, const OptionalTensor &, const OptionalTensor &,
@@ -220,11 +234,6 @@ static Tensor concat_batch_norm_act_forward_inference(at::TensorList tensors, co
         return forward.call(concatenated(tensors), weight, bias, std::nullopt, running_mean, running_var, activation,
                             eps);
     }
-    const Parameters parameters(CONCAT_NORM, weight, bias, first, all.channels, CHANNEL_OF_TENSORS);
-    const cuda_ops_dtype statistics_dtype =
-        check_channel_values(CONCAT_NORM, "running_mean", running_mean, first, all.channels, CHANNEL_OF_TENSORS);
-    check_channel_values(CONCAT_NORM, "running_var", running_var, first, all.channels, CHANNEL_OF_TENSORS);
-    check_like(CONCAT_NORM, "running_var", running_var, "running_mean", running_mean);
     const Tensor mean = running_mean.contiguous(), variance = running_var.contiguous();
     const auto *means = static_cast<const char *>(mean.const_data_ptr());
     const auto *variances = static_cast<const char *>(variance.const_data_ptr());
@@ -296,6 +305,7 @@ concat_batch_norm_act_backward(const Tensor &grad_output, at::TensorList tensors
         }
         wants_any = wants_any || wanted.get(i);
     }
+    const Parameters parameters(CONCAT_NORM, weight, bias, first, all.channels, CHANNEL_OF_TENSORS);
     bool fits = all.lay_out(tensors);
     for (size_t i = 0; fits && i < tensors.size(); i++) {
         results.push_back(wanted.get(i) ? empty(tensors[i].sizes(), first.options().memory_format(all.format))
@@ -337,7 +347,6 @@ concat_batch_norm_act_backward(const Tensor &grad_output, at::TensorList tensors
         }
         return {results, grad_weight, grad_bias};
     }
-    const Parameters parameters(CONCAT_NORM, weight, bias, first, all.channels, CHANNEL_OF_TENSORS);
     cuda_ops_dtype statistics_dtype = CUDA_OPS_FLOAT64;
     for (const Tensor *statistic : {&mean, &variance}) {
         TORCH_CHECK(statistic->dim() == 1 && statistic->size(0) == all.channels &&

@@ -269,6 +269,8 @@ static std::vector<Tensor> layer_scale_add_gradients(const Tensor &grad_sum, con
                                                      at::ScalarType residual_type, OptionalType copy_type,
                                                      std::array<bool, 3> wanted)
 {
+    TORCH_CHECK(!wanted[2] || (input && weight),
+                "layer_scale_add_gradients: expected input and weight to be Tensors where weight's gradient is wanted");
     std::vector<Tensor> grads;
     const Tensor none;
     const at::ScalarType sum_type = grad_sum.scalar_type();

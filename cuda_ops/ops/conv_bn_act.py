@@ -127,9 +127,20 @@ def _(
 ):
     """The tangent of output, by those of the ops that are fused here."""
     tangents = t_input, t_weight, t_bias, t_bn_weight, t_bn_bias
+    tensors = input, weight, bias, bn_weight, bn_bias
+    for name, tensor, tangent in zip(
+        ("input", "weight", "bias", "bn_weight", "bn_bias"), tensors, tangents, strict=True
+    ):
+        fits = tangent is None or (
+            tensor is not None
+            and tensor.is_floating_point()
+            and tangent.dtype is tensor.dtype
+            and tangent.shape == tensor.shape
+        )
+        expect(fits, OP, "expected the tangent of {} to have its dtype, which is floating point, and its shape", name)
     duals = [
         tensor if tangent is None else torch._make_dual(tensor, tangent, level=0)
-        for tensor, tangent in zip((input, weight, bias, bn_weight, bn_bias), tangents, strict=True)
+        for tensor, tangent in zip(tensors, tangents, strict=True)
     ]
     convolved, _ = _convolved(*duals[:3], (stride, padding, dilation, groups))
     output = batch_norm_act_forward_inference(convolved, *duals[3:], None, running_mean, running_var, activation, eps)
