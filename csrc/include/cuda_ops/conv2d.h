@@ -123,7 +123,8 @@ typedef enum cuda_ops_conv2d_path {
         7, /* implicit GEMM on the tensor cores of capability 8.0 on: halves and TF32, channels_last */
     CUDA_OPS_CONV2D_WINOGRAD = 8, /* float32 with 3x3 kernels, stride 1, where the sizes allow it */
     CUDA_OPS_CONV2D_PADDED = 9,   /* SM90_HALO, GROUPED, SM90 or MMA of copies: channels are no vectors of 16 bytes */
-    CUDA_OPS_CONV2D_IM2COL = 10,  /* float32 as a product of matrices, one of them copied: channels_last, one group */
+    CUDA_OPS_CONV2D_IM2COL = 10,  /* as a product of matrices, one of them in columns: float32, and the gradient of the
+                                   * input in 16 bits; channels_last, one group */
     CUDA_OPS_CONV2D_GROUPED = 11, /* groups of few channels, from 8.0 on: all dtypes but float64, channels_last */
     CUDA_OPS_CONV2D_PATCHES = 12  /* halves as a product of matrices, one of which has the input's patches; one group */
 } cuda_ops_conv2d_path;
