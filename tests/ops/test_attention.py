@@ -275,12 +275,12 @@ def test_backward_of_long_rows_on_hopper(force, dtype, option, dims):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("path", ["float32", "simt"])
+@pytest.mark.parametrize("path", ["mma_3xtf32", "float32", "simt"])
 def test_paths_of_float32(force, options, path):
     """Rows of whole vectors: as long as a tile, shorter, and of values shorter than keys. Blocks of keys and tiles of
     queries that are whole, and that are not."""
     force(path)
-    for dims in ((64, 64), (128, 128), (36, 20), (20, 100)):
+    for dims in ((64, 64), (36, 20), (12, 64)) if path == "mma_3xtf32" else ((64, 64), (128, 128), (36, 20), (20, 100)):
         sizes = {"key_heads": 2, "head_dim": dims[0], "value_dim": dims[1]}
         check_options("cuda", torch.float32, options, 257, 331, **sizes)
         check_options("cuda", torch.float32, options, 256, 128, **sizes)
@@ -512,14 +512,14 @@ def test_masks_of_the_lowest_number(device_dtype, lengths, lowest):
     ("dtype", "path"),
     [
         *((dtype, path) for dtype in (torch.float16, torch.bfloat16) for path in ("mma", "simt")),
-        *((torch.float32, path) for path in ("float32", "simt")),
+        *((torch.float32, path) for path in ("mma_3xtf32", "float32", "simt")),
     ],
     ids=str,
 )
 def test_masks_of_the_lowest_number_on_paths(force, dtype, path):
     force(path)
     sizes = {"key_heads": 2, "with_mask": (False, True) if path == "simt" else (False,)}
-    for head_dim in (64, 128) if path == "float32" else (64, 128, 256):
+    for head_dim in {"mma_3xtf32": (64,), "float32": (64, 128)}.get(path, (64, 128, 256)):
         for lowest in LOWEST:
             check_lowest_numbers("cuda", dtype, torch.float32, lowest, 131, 200, head_dim=head_dim, **sizes)
 
@@ -849,14 +849,14 @@ def test_dropout(device_dtype, window, keys):
     ("dtype", "path"),
     [
         *((dtype, path) for dtype in (torch.float16, torch.bfloat16) for path in ("sm90", "mma", "simt")),
-        *((torch.float32, path) for path in ("float32", "simt")),
+        *((torch.float32, path) for path in ("mma_3xtf32", "float32", "simt")),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_dropout_of_paths(force, dtype, head_dim, path):
-    if path == "float32" and head_dim > 128:
-        pytest.skip("of rows of up to 128 elements")
+    if head_dim > {"mma_3xtf32": 64, "float32": 128}.get(path, 256):
+        pytest.skip("of rows of up to 128 elements, mma_3xtf32 of up to 64 with gradients")
     if path == "sm90" and (torch.cuda.get_device_capability() != (9, 0) or head_dim > 128):
         pytest.skip("of Hopper alone, and with dropout of rows of up to 128 elements")
     force(path)

@@ -2,9 +2,8 @@
 #ifndef CUDA_OPS_ATTENTION_MMA_KERNEL_CUH
 #define CUDA_OPS_ATTENTION_MMA_KERNEL_CUH
 
-#include "attention/dropout.cuh"
+#include "attention/fragments.cuh"
 #include "attention/paths.h"
-#include "attention/scores.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/cvt.cuh"
@@ -14,7 +13,7 @@
 
 static constexpr int THREADS = 128;
 static constexpr int WARPS = THREADS / WARP_SIZE;
-static constexpr int TILE = 64; // keys of a tile; backward queries too
+static constexpr int TILE = FRAGMENT_COLUMNS; // keys of a tile; backward queries too
 static constexpr float LOG2_E = 1.44269504088896341f;
 
 struct MmaAttention {
@@ -150,38 +149,10 @@ __device__ __forceinline__ void multiply_weights(float (&sum)[TILES][COLUMNS / 8
     }
 }
 
-// Whether windows and lengths let all of queries [i, i + rows) that exist see all of keys [j, j + TILE).
-__device__ __forceinline__ bool sees_all(const cuda_ops_attention_sequence &s, int64_t i, int rows, int64_t j)
-{
-    const int64_t last = (i + rows < s.queries ? i + rows : s.queries) - 1;
-    return cuda_ops_attention_sequence_first_key(&s, last) <= j &&
-           j + TILE <= cuda_ops_attention_sequence_last_key(&s, i);
-}
-
 // The first key that is loaded for queries from `first` on: a multiple of 16, as dropout wants them.
 __device__ __forceinline__ int64_t first_key_of_tile(const cuda_ops_attention_sequence &s, int64_t first)
 {
     return cuda_ops_attention_sequence_first_key(&s, first) / 16 * 16;
-}
-
-// Columns of a tile's row that count: those from `first` on, as many as `count`.
-struct SeenColumns {
-    int first = 0;
-    unsigned int count = TILE;
-    __device__ bool has(int column) const
-    {
-        return (unsigned int)(column - first) < count;
-    }
-};
-// Of [begin, end), in a tile that starts at `start`.
-__device__ __forceinline__ SeenColumns seen_columns(int64_t begin, int64_t end, int64_t start)
-{
-    const int64_t first = begin > start ? (begin < start + TILE ? begin - start : TILE) : 0;
-    const int64_t last = end < start + TILE ? end - start : TILE;
-    SeenColumns seen;
-    seen.first = (int)first;
-    seen.count = last > first ? (unsigned int)(last - first) : 0;
-    return seen;
 }
 
 // Calls: inlined for each of a thread's scores, they would be most of the kernel.
@@ -209,39 +180,6 @@ struct GeneralWeight {
     const float rest = remainder && result.seen ? remainder[scores.first_row + i] : 0.0f;
     result.weight = result.seen ? ex2_approx_ftz((score - logsumexp - rest) * LOG2_E) : 0.0f;
     return result;
-}
-
-// Which of a thread's 32 weights of 16 rows and a tile's 64 columns are dropped: bit 4 * n + f is that of fragment f of
-// the n-th eight columns. i, j: the first query and key, multiples of 16.
-template <bool KEYS_ARE_ROWS>
-__device__ __forceinline__ uint32_t dropped_weights(const DropoutWork &work, const DropoutSeed &seed,
-                                                    int64_t head_index, int64_t queries, int64_t i, int64_t j)
-{
-    const uint64_t row = cuda_ops_attention_dropout_row(head_index, queries, i);
-    uint32_t dropped = 0;
-#pragma unroll
-    for (int n = 0; n < 8; n += 2) {
-        uint32_t words[4];
-        if (KEYS_ARE_ROWS)
-            dropout_words_of_keys(words, seed, row + 32 * (n / 2), (uint32_t)(j / 16));
-        else
-            dropout_words(words, seed, row, (uint32_t)(j / 16 + n / 2));
-#pragma unroll
-        for (int f = 0; f < 8; f++) {
-            const int right = f / 4, down = f / 2 % 2, word = KEYS_ARE_ROWS ? right + 2 * down : down + 2 * right;
-            dropped |= dropout_keeps(words[word], f % 2, work.threshold) ? 0 : 1u << (4 * n + f);
-        }
-    }
-    return dropped;
-}
-// Multiplies by dropout's factors.
-__device__ __forceinline__ void drop_weights(float (&weights)[8][4], uint32_t dropped, float scale)
-{
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-#pragma unroll
-        for (int f = 0; f < 4; f++)
-            weights[n][f] = dropped >> (4 * n + f) & 1 ? 0.0f : weights[n][f] * scale;
 }
 
 template <typename T>
