@@ -1,5 +1,5 @@
-// attention, tiles of tensor cores' products: which of a thread's 32 scores of 16 rows and 64 columns dropout keeps, a
-// mask shows and windows let see. A thread has rows g and g + 8, and of every eight columns 2 t and 2 t + 1, where its
+// attention, tiles of tensor cores' products: which of a thread's 32 scores of 16 rows and 64 columns windows let see and
+// dropout keeps, and what a mask adds. A thread has rows g and g + 8, and of every eight columns 2 t and 2 t + 1, where its
 // lane is 4 g + t; scores[n][f] is row f / 2, column f % 2 of the n-th eight.
 #ifndef CUDA_OPS_ATTENTION_FRAGMENTS_CUH
 #define CUDA_OPS_ATTENTION_FRAGMENTS_CUH
@@ -38,25 +38,66 @@ __device__ __forceinline__ SeenColumns seen_columns(int64_t begin, int64_t end, 
     return seen;
 }
 
-// Which a boolean mask shows: bit 4 * n + f. i, j: the tile's first query and key; beyond the last ones anything.
-template <bool KEYS_ARE_ROWS>
-__device__ __forceinline__ uint32_t shown_weights(const AttentionScores<float> &scores, int64_t i, int64_t j)
+__device__ __forceinline__ float mask_value(float value)
 {
-    const cuda_ops_attention &p = scores.p;
+    return value;
+}
+__device__ __forceinline__ float mask_value(__half value)
+{
+    return __half2float(value);
+}
+__device__ __forceinline__ float mask_value(__nv_bfloat16 value)
+{
+    return __bfloat162float(value);
+}
+
+// Whether a mask is all that scores have but for scale and windows, of a type that add_mask takes.
+static inline bool scores_are_masked(const cuda_ops_attention &p)
+{
+    return !(p.softcap > 0) && !p.alibi_slopes && p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE &&
+           (p.mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN || p.mask_dtype != CUDA_OPS_FLOAT64);
+}
+
+// Adds the mask, -inf where it is boolean and false. i, j: the tile's first query and key; beyond the last ones any of it
+// is taken.
+template <typename M, bool KEYS_ARE_ROWS>
+__device__ __forceinline__ void add_mask(float (&scores)[8][4], const M *mask, const AttentionScores<float> &of,
+                                         int64_t i, int64_t j)
+{
+    const cuda_ops_attention &p = of.p;
     const int lane = (int)threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
-    const uint8_t *const mask = (const uint8_t *)p.mask + scores.mask_offset;
-    uint32_t bits = 0;
+    const int64_t row = (KEYS_ARE_ROWS ? j : i) + g, rows = KEYS_ARE_ROWS ? of.s.keys : of.s.queries;
+    const int64_t column = (KEYS_ARE_ROWS ? i : j) + 2 * t, columns = KEYS_ARE_ROWS ? of.s.queries : of.s.keys;
+    const int64_t row_stride = KEYS_ARE_ROWS ? p.mask_column : p.mask_row;
+    const int64_t stride = KEYS_ARE_ROWS ? p.mask_row : p.mask_column;
+    const M *const near = mask + of.mask_offset + (row < rows ? row : rows - 1) * row_stride;
+    const M *const far = mask + of.mask_offset + (row + 8 < rows ? row + 8 : rows - 1) * row_stride;
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int f = 0; f < 4; f++) {
-            const int row = g + f / 2 * 8, column = 8 * n + 2 * t + f % 2;
-            const int64_t query = i + (KEYS_ARE_ROWS ? column : row), key = j + (KEYS_ARE_ROWS ? row : column);
-            const int64_t at = (query < scores.s.queries ? query : scores.s.queries - 1) * p.mask_row +
-                               (key < scores.s.keys ? key : scores.s.keys - 1) * p.mask_column;
-            bits |= (mask[at] ? 1u : 0u) << (4 * n + f);
+        for (int e = 0; e < 2; e++) {
+            const int64_t at = (column + 8 * n + e < columns ? column + 8 * n + e : columns - 1) * stride;
+            if constexpr (sizeof(M) == 1) {
+                scores[n][e] = near[at] ? scores[n][e] : -CUDART_INF_F;
+                scores[n][2 + e] = far[at] ? scores[n][2 + e] : -CUDART_INF_F;
+            } else {
+                scores[n][e] = __fadd_rn(scores[n][e], mask_value(near[at]));
+                scores[n][2 + e] = __fadd_rn(scores[n][2 + e], mask_value(far[at]));
+            }
         }
-    return bits;
+}
+template <bool KEYS_ARE_ROWS>
+__device__ __forceinline__ void add_mask(float (&scores)[8][4], const AttentionScores<float> &of, int64_t i, int64_t j)
+{ // of scores_are_masked
+    const cuda_ops_attention &p = of.p;
+    if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN)
+        add_mask<uint8_t, KEYS_ARE_ROWS>(scores, (const uint8_t *)p.mask, of, i, j);
+    else if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE && p.mask_dtype == CUDA_OPS_FLOAT32)
+        add_mask<float, KEYS_ARE_ROWS>(scores, (const float *)p.mask, of, i, j);
+    else if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE && p.mask_dtype == CUDA_OPS_BFLOAT16)
+        add_mask<__nv_bfloat16, KEYS_ARE_ROWS>(scores, (const __nv_bfloat16 *)p.mask, of, i, j);
+    else if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE && p.mask_dtype == CUDA_OPS_FLOAT16)
+        add_mask<__half, KEYS_ARE_ROWS>(scores, (const __half *)p.mask, of, i, j);
 }
 
 // Which are dropped: bit 4 * n + f. i, j: the first query and key, multiples of 16.

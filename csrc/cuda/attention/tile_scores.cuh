@@ -66,12 +66,6 @@ __device__ __forceinline__ bool has_plain_scores(const cuda_ops_attention &p)
     return !(p.softcap > 0) && !p.alibi_slopes && p.mask_kind == CUDA_OPS_ATTENTION_MASK_NONE;
 }
 
-// The same, or hidden by a boolean mask.
-__device__ __forceinline__ bool has_simple_scores(const cuda_ops_attention &p)
-{
-    return !(p.softcap > 0) && !p.alibi_slopes && p.mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE;
-}
-
 // What backward knows of a query: P = exp((score - logsumexp) - remainder), dS = P (dP - delta).
 template <typename A>
 struct RowOfWeights {

@@ -5,6 +5,13 @@
 
 #include "attention/scores.cuh"
 
+// Whether scores are scaled products of the keys seen: those are made in registers, all others one after the other, so
+// that what makes them stands once in a kernel.
+__device__ __forceinline__ bool has_simple_scores(const cuda_ops_attention &p)
+{
+    return !(p.softcap > 0) && !p.alibi_slopes && p.mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE;
+}
+
 // Of queries from i and keys from j on; beyond the last ones anything.
 template <bool ROWS_ARE_KEYS>
 __device__ __forceinline__ uint32_t shown_by_mask(const AttentionScores<float> &scores, int64_t i, int64_t j)

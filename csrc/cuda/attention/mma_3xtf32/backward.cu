@@ -37,21 +37,25 @@ struct RowsOfWeights {
 // first_key on, by the tile of queries from first_query on.
 __device__ __forceinline__ void weights_and_gradients(float (&weight)[8][4], float (&gradient)[8][4],
                                                       const AttentionScores<float> &scores, int64_t first_key,
-                                                      int64_t first_query, const RowsOfWeights &rows, bool simple,
-                                                      bool whole, const DropoutWork &dropout, const DropoutSeed &seed)
+                                                      int64_t first_query, const RowsOfWeights &rows,
+                                                      const Mma3xTf32Work &work, bool whole, const DropoutSeed &seed)
 {
+    const DropoutWork &dropout = work.dropout;
     const cuda_ops_attention &p = scores.p;
     const int lane = (int)threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
     const bool drops = p.dropout > 0;
     const uint32_t dropped =
         drops ? dropped_weights<true>(dropout, seed, scores.head_index, p.queries, first_query, first_key) : 0;
-    if (simple) {
-        const float scale = (float)(p.scale * 1.4426950408889634);
+    if (work.simple || work.masked) {
+        const float scale = (float)(work.simple ? p.scale * 1.4426950408889634 : p.scale);
+        const float unit = work.simple ? 1.0f : LOG2_E, unit_of_base = work.simple ? LOG2_E : 1.0f;
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int f = 0; f < 4; f++)
                 weight[n][f] = __fmul_rn(weight[n][f], scale); // as forward has it
+        if (work.masked)
+            add_mask<true>(weight, scores, first_query, first_key);
         if (!whole)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -66,25 +70,20 @@ __device__ __forceinline__ void weights_and_gradients(float (&weight)[8][4], flo
                     for (int f = 2 * half; f < 2 * half + 2; f++)
                         weight[n][f] = seen.has(8 * n + 2 * t + f % 2) ? weight[n][f] : -CUDART_INF_F;
             }
-        if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN) {
-            const uint32_t shown = shown_weights<true>(scores, first_query, first_key);
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int f = 0; f < 4; f++)
-                    weight[n][f] = shown >> (4 * n + f) & 1 ? weight[n][f] : -CUDART_INF_F;
-        }
         if (drops)
             drop_weights(gradient, dropped, dropout.scale);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const float2 l = *reinterpret_cast<const float2 *>(rows.logsumexp + 8 * n + 2 * t);
             const float2 d = *reinterpret_cast<const float2 *>(rows.delta + 8 * n + 2 * t);
-            const float base[2] = {l.x * LOG2_E, l.y * LOG2_E}, delta[2] = {d.x, d.y};
+            const float2 r = *reinterpret_cast<const float2 *>(rows.remainder + 8 * n + 2 * t);
+            const float base[2] = {l.x * unit_of_base, l.y * unit_of_base}, delta[2] = {d.x, d.y}, rest[2] = {r.x, r.y};
+            const int64_t i = first_query + 8 * n + 2 * t;
+            const bool exists[2] = {i < scores.s.queries, i + 1 < scores.s.queries};
 #pragma unroll
             for (int f = 0; f < 4; f++) {
-                const bool seen = weight[n][f] != -CUDART_INF_F;
-                weight[n][f] = seen ? ex2_approx_ftz(weight[n][f] - base[f % 2]) : 0.0f;
+                const bool seen = weight[n][f] != -CUDART_INF_F && exists[f % 2];
+                weight[n][f] = seen ? ex2_approx_ftz((weight[n][f] - base[f % 2] - rest[f % 2]) * unit) : 0.0f;
                 gradient[n][f] = seen ? weight[n][f] * (gradient[n][f] - delta[f % 2]) : 0.0f;
             }
         }
@@ -150,7 +149,6 @@ __global__ void __launch_bounds__(THREADS, 2)
     const TilesOfQueries seen_by(s, first_key), before(s, block > 0 ? first_key - KEYS : 0);
     const int lane = (int)threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
     const int row = (int)threadIdx.x / WARP_SIZE * 16; // the warp's first key, and its first query of dQ
-    const bool simple = has_simple_scores(p);
     const DropoutSeed seed(work.dropout.philox);
 
     const auto copy_queries = [&](int64_t head, int64_t first) {
@@ -207,8 +205,8 @@ __global__ void __launch_bounds__(THREADS, 2)
             multiply_rows<D, true>(weight, key_tile + row * D, query_tile, (int)p.head_dim);
             multiply_rows<D, false>(gradient, value_tile + row * D, grad_tile, (int)p.value_dim);
             const AttentionScores<float> scores(p, batch, head);
-            weights_and_gradients(weight, gradient, scores, first_key + row, first, rows, simple,
-                                  sees_all(s, first, QUERIES, first_key), work.dropout, seed);
+            weights_and_gradients(weight, gradient, scores, first_key + row, first, rows, work,
+                                  sees_all(s, first, QUERIES, first_key), seed);
 #pragma unroll
             for (int n = 0; n < 8; n++) {
                 *gradient_at(gradients, row + g, 8 * n + 2 * t) = make_float2(gradient[n][0], gradient[n][1]);

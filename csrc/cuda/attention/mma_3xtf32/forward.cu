@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
     const int row = (int)threadIdx.x / WARP_SIZE * 16; // the warp's first
     // Products are scaled for exponentials of base 2; what else makes scores leaves them as they are until their largest
     // is subtracted, since a mask may have the lowest float.
-    const bool simple = has_simple_scores(p);
-    const float scale = (float)(p.scale * 1.4426950408889634), unit = simple ? 1.0f : LOG2_E;
+    const bool simple = work.simple;
+    const float scale = (float)(simple ? p.scale * 1.4426950408889634 : p.scale), unit = simple ? 1.0f : LOG2_E;
     RowSums16<D> sum = {};
     float maximum[2] = {-CUDART_INF_F, -CUDART_INF_F}, total[2] = {};
     copy_tile<D>(query_tile, query, p.query.row, queries, p.head_dim);
@@ -79,12 +79,14 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
         multiply_rows<D, false>(weights, query_tile + row * D, key_tile, (int)p.head_dim);
         __syncthreads(); // they are read
         copy_keys(j + KEYS);
-        if (simple) {
+        if (simple || work.masked) {
 #pragma unroll
             for (int n = 0; n < 8; n++)
 #pragma unroll
                 for (int f = 0; f < 4; f++)
                     weights[n][f] = __fmul_rn(weights[n][f], scale); // backward has the same
+            if (work.masked)
+                add_mask<false>(weights, scores, first + row, j);
             if (!sees_all(s, first, QUERIES, j))
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
@@ -97,14 +99,6 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
                         for (int f = 2 * half; f < 2 * half + 2; f++)
                             weights[n][f] = seen.has(8 * n + 2 * t + f % 2) ? weights[n][f] : -CUDART_INF_F;
                 }
-            if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN) {
-                const uint32_t shown = shown_weights<false>(scores, first + row, j);
-#pragma unroll
-                for (int n = 0; n < 8; n++)
-#pragma unroll
-                    for (int f = 0; f < 4; f++)
-                        weights[n][f] = shown >> (4 * n + f) & 1 ? weights[n][f] : -CUDART_INF_F;
-            }
         } else {
 #pragma unroll
             for (int n = 0; n < 8; n++)

@@ -3,6 +3,7 @@
 // the workspace, are the float32 path's.
 #include "attention/mma_3xtf32/mma_3xtf32.h"
 
+#include "attention/fragments.cuh"
 #include "common/common.cuh"
 
 static constexpr Answer HAS_LONG_GRADIENTS = {"backward takes rows of up to 64 elements"};
@@ -48,6 +49,9 @@ cuda_ops_status attention_mma_3xtf32(const AttentionCall &call, const Device &)
     Mma3xTf32Work work = {};
     (Float32Work &)work = attention_float32_work(call);
     work.dropout = dropout_work_of(call.problem, call.state);
+    const cuda_ops_attention &p = call.problem;
+    work.masked = scores_are_masked(p);
+    work.simple = !(p.softcap > 0) && !p.alibi_slopes && p.mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE;
     if (!call.backward)
         return attention_mma_3xtf32_forward(work, attention_float32_is_wide(call.problem), call.stream);
     const cuda_ops_status status = attention_float32_prepare(work, call.stream);

@@ -14,6 +14,8 @@ cuda_ops_status attention_mma_3xtf32(const AttentionCall &call, const Device &de
 
 struct Mma3xTf32Work : Float32Work {
     DropoutWork dropout;
+    bool simple; // scores are scaled products of the keys seen, with a boolean mask or none
+    bool masked; // the same with a mask, which add_mask takes
 };
 
 static constexpr int MMA_3XTF32_MOST_COLUMNS = 64; // of a row, backward
