@@ -932,6 +932,30 @@ def test_boolean_masks_of_paths(force, dtype, head_dim, path):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_boolean_masks_of_many_heads(dtype, p):
+    """As many as there are multiprocessors: short rows have tiles of their own then."""
+    batch, heads, length = 37, 6, 77
+    tensors = [torch.randn(batch, heads, length, 64, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3)]
+    mask = torch.rand(batch, 1, length, length, device="cuda") < 0.6
+    mask[:, :, 5] = False
+    output, _, state = torch.ops.cuda_ops.attention_forward(
+        *tensors, mask.expand(batch, heads, length, length), None, 0.125, 0, -1, -1, 0.0, p
+    )
+    copies = [t.detach().double().requires_grad_() for t in tensors]
+    empty = ~mask.any(-1, keepdim=True)
+    scores = (0.125 * copies[0] @ copies[1].mT).masked_fill(~mask, -math.inf).masked_fill(empty, 0.0)
+    weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)
+    weights = weights * (dropout_factors(state, p, (batch, heads, length, length)) if p else 1.0)
+    expected, grad = weights @ copies[2], torch.randn_like(output)
+    found = [output.detach(), *torch.autograd.grad(output, tensors, grad)]
+    exact = [expected.detach(), *torch.autograd.grad(expected, copies, grad.double())]
+    for a, e in zip(found, exact, strict=True):
+        assert (a - e).norm() <= (1e-2 if dtype == torch.bfloat16 else 2e-3) * e.norm()
+
+
+@pytest.mark.cuda
 def test_dropout_of_replays():
     """Each replay of a graph draws its own numbers, and its backward the same ones as its forward."""
     tensors = operands("cuda", torch.bfloat16, 256, 256)

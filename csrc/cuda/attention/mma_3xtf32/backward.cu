@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 
         {
             float weight[8][4], gradient[8][4];
-            multiply_rows<D, true>(weight, key_tile + row * D, query_tile, (int)p.head_dim);
-            multiply_rows<D, false>(gradient, value_tile + row * D, grad_tile, (int)p.value_dim);
+            multiply_rows<D, true, false>(weight, key_tile + row * D, query_tile, (int)p.head_dim);
+            multiply_rows<D, false, true>(gradient, value_tile + row * D, grad_tile, (int)p.value_dim);
             const AttentionScores<float> scores(p, batch, head);
             weights_and_gradients(weight, gradient, scores, first_key + row, first, rows, work,
                                   sees_all(s, first, QUERIES, first_key), seed);

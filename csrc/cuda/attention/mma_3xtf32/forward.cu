@@ -1,7 +1,6 @@
 // attention, mma_3xtf32 path, forward: a block of four warps has 64 queries, sixteen rows a warp, and walks over tiles
-// of 64 keys. Scores stay in registers, and become the left operand of the second product. The next tile comes while one
-// is multiplied with; where rows are longer than 64 elements there is room for one, whose keys come while the values are
-// multiplied with, and the values while the keys are.
+// of 64 keys. Scores stay in registers, and become the left operand of the second product. Keys come while the values
+// are multiplied with, and values while the keys are.
 // Bound by the tensor cores and by the issue of instructions: of every 16 x 64 x 64 products 192 mma.sync, and some 300
 // to load and split the right operand, which each warp does for itself.
 #include "attention/fragments.cuh"
@@ -15,9 +14,7 @@ static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
 
 template <int D>
 struct ForwardShape {
-    // Stages of keys and values: with two, a tile takes one barrier.
-    static constexpr int STAGES = D == 64 ? 2 : 1;
-    static constexpr int BYTES = (1 + 2 * STAGES) * TILE * D * (int)sizeof(float), RESIDENT = 2;
+    static constexpr int BYTES = 3 * TILE * D * (int)sizeof(float), RESIDENT = D == 64 ? 3 : 2;
 };
 
 // A call: inlined for each of a thread's scores, it would be most of the kernel.
@@ -33,11 +30,7 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
     attention_mma_3xtf32_forward_kernel(const __grid_constant__ Mma3xTf32Work work)
 {
     extern __shared__ __align__(16) float tiles[];
-    constexpr bool TWO_STAGES = ForwardShape<D>::STAGES == 2;
-    float *const query_tile = tiles;
-    float *key_tile = tiles + TILE * D, *value_tile = tiles + 2 * TILE * D; // of the tile to be multiplied
-    float *next_keys = TWO_STAGES ? tiles + 3 * TILE * D : key_tile;
-    float *next_values = TWO_STAGES ? tiles + 4 * TILE * D : value_tile;
+    float *const query_tile = tiles, *const key_tile = tiles + TILE * D, *const value_tile = tiles + 2 * TILE * D;
     const cuda_ops_attention &p = work.p;
     const DropoutSeed seed(p.philox);
     if (work.state && blockIdx.x == 0 && threadIdx.x == 0)
@@ -59,12 +52,12 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
     const int64_t end = cuda_ops_attention_sequence_last_key(&s, first + (queries < QUERIES ? queries : QUERIES) - 1);
     const auto copy_keys = [&](int64_t j) {
         if (j < end)
-            copy_tile<D>(next_keys, key + j * p.key.row, p.key.row, s.keys - j, p.head_dim);
+            copy_tile<D>(key_tile, key + j * p.key.row, p.key.row, s.keys - j, p.head_dim);
         cp_async_commit_group();
     };
     const auto copy_values = [&](int64_t j) {
         if (j < end)
-            copy_tile<D>(next_values, value + j * p.value.row, p.value.row, s.keys - j, p.value_dim);
+            copy_tile<D>(value_tile, value + j * p.value.row, p.value.row, s.keys - j, p.value_dim);
         cp_async_commit_group();
     };
 
@@ -80,23 +73,12 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
     copy_keys(begin);
     copy_values(begin);
     for (int64_t j = begin; j < end; j += KEYS) {
-        if (TWO_STAGES) {
-            cp_async_wait_all();
-            __syncthreads(); // the tile is there, and the one before is read
-            float *const keys = key_tile, *const values = value_tile;
-            key_tile = next_keys, value_tile = next_values, next_keys = keys, next_values = values;
-            copy_keys(j + KEYS);
-            copy_values(j + KEYS);
-        } else {
-            cp_async_wait_group<1>();
-            __syncthreads(); // the keys are there
-        }
+        cp_async_wait_group<1>();
+        __syncthreads(); // the keys are there
         float weights[8][4], factors[2];
-        multiply_rows<D, false>(weights, query_tile + row * D, key_tile, (int)p.head_dim);
-        if (!TWO_STAGES) {
-            __syncthreads(); // they are read
-            copy_keys(j + KEYS);
-        }
+        multiply_rows<D, false, false>(weights, query_tile + row * D, key_tile, (int)p.head_dim);
+        __syncthreads(); // they are read
+        copy_keys(j + KEYS);
         if (simple || work.masked) {
 #pragma unroll
             for (int n = 0; n < 8; n++)
@@ -150,15 +132,11 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::RESIDENT)
         if (p.dropout > 0)
             drop_weights(weights, dropped_weights<false>(work.dropout, seed, head_index, p.queries, first + row, j),
                          work.dropout.scale);
-        if (!TWO_STAGES) {
-            cp_async_wait_group<1>();
-            __syncthreads(); // the values are there
-        }
+        cp_async_wait_group<1>();
+        __syncthreads(); // the values are there
         multiply_weights<D>(sum, weights, value_tile, factors);
-        if (!TWO_STAGES) {
-            __syncthreads(); // they are read
-            copy_values(j + KEYS);
-        }
+        __syncthreads(); // they are read
+        copy_values(j + KEYS);
     }
     cp_async_wait_all();
 

@@ -1,8 +1,9 @@
 // attention, mma_3xtf32 path: products of float32 tiles by mma.sync in TF32, three for one (Ootomo and Yokota,
 // "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance",
 // 2022). A number is high + low, each a TF32 number, and a product high high' + (low high' + high low'); what is left
-// out is 2^-22 of it. The tensor cores cut their sums off where float32 rounds them: sums of 16 elements of scores, and
-// of 64 weights, are theirs, and added up by ordinary additions; the small products have sums of their own.
+// out is 2^-22 of it. The tensor cores cut their sums off where float32 rounds them: scores and sums of 64 weights are
+// theirs, gradients of weights, which cancel, for sixteen elements at a time, and all else is added up by ordinary additions;
+// the small products have sums of their own.
 //
 // By lane = 4 g + t an instruction's left operand has rows g and g + 8 and elements t and t + 4, its right one columns g
 // and elements t and t + 4, and the result columns 2 t and 2 t + 1. Which elements of a row these are is free, as long as
@@ -96,8 +97,9 @@ __device__ __forceinline__ void multiply_split(float (&sum)[4], float (&small)[4
     mma_sync<float>(sum, left.high, high0, high1);
 }
 
-// sum[n] = left rows . right rows, over `elements` elements: 16 rows by 64.
-template <int D, bool EXCHANGED>
+// sum[n] = left rows . right rows, over `elements` elements: 16 rows by 64. EXACT: sixteen elements' products are the tensor
+// cores' sum, and these are added up by ordinary additions.
+template <int D, bool EXCHANGED, bool EXACT>
 __device__ __forceinline__ void multiply_rows(float (&sum)[8][4], const float *left, const float *right, int elements)
 {
     const int lane = (int)threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
@@ -115,14 +117,16 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[8][4], const float *l
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const SplitFour of_right = split(four_at(other + 8 * n * D));
-            float added[4] = {};
-            multiply_split<EXCHANGED>(added, small[n], first, of_right.high[0], of_right.high[1], of_right.low[0],
+            float own_sum[4] = {};
+            float(&to)[4] = EXACT ? own_sum : sum[n];
+            multiply_split<EXCHANGED>(to, small[n], first, of_right.high[0], of_right.high[1], of_right.low[0],
                                       of_right.low[1]);
-            multiply_split<EXCHANGED>(added, small[n], second, of_right.high[2], of_right.high[3], of_right.low[2],
+            multiply_split<EXCHANGED>(to, small[n], second, of_right.high[2], of_right.high[3], of_right.low[2],
                                       of_right.low[3]);
+            if (EXACT)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                sum[n][e] += added[e];
+                for (int e = 0; e < 4; e++)
+                    sum[n][e] += own_sum[e];
         }
     }
 #pragma unroll

@@ -659,7 +659,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
                 query_ring.advance();
                 continue;
             }
-            if (C::DROPS)
+            if (C::DROPS || C::MASKED)
                 announced_head<C>(tile, s, query_place());
         }
         const int top = tile.first_row + 64 * strip;

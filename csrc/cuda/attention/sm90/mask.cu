@@ -14,22 +14,29 @@ struct MaskWork {
     int64_t count;                     // words
 };
 
-// A warp makes a word: each lane has one key.
+// A warp makes four words of a row: each lane has a key of each.
 __global__ void __launch_bounds__(THREADS) attention_sm90_mask_kernel(const __grid_constant__ MaskWork work)
 {
     wait_for_predecessor();
     release_successor();
     const int lane = threadIdx.x % WARP_SIZE;
-    for (int64_t at = global_thread_index() / WARP_SIZE; at < work.count; at += global_thread_count() / WARP_SIZE) {
-        const int64_t line = at / work.row, key = (at - line * work.row) * 32 + lane;
-        const int64_t query = line % work.queries, head = line / work.queries % work.heads;
-        const int64_t batch = line / work.queries / work.heads;
-        const bool shown =
-            key < work.keys &&
-            work.mask[batch * work.mask_batch + head * work.mask_head + query * work.mask_row + key * work.mask_column];
-        const uint32_t word = __ballot_sync(FULL_WARP, shown);
+    const int64_t groups = work.row / 4;
+    for (int64_t at = global_thread_index() / WARP_SIZE; at < work.count / 4; at += global_thread_count() / WARP_SIZE) {
+        const int64_t line = at / groups, first = (at - line * groups) * 128 + lane;
+        const int64_t query = line % work.queries, all_head = line / work.queries;
+        const int64_t head = all_head % work.heads, batch = all_head / work.heads;
+        const uint8_t *const mask = work.mask + batch * work.mask_batch + head * work.mask_head + query * work.mask_row;
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int64_t key = first + 32 * i;
+            words[i] = key < work.keys ? mask[key * work.mask_column] : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words[i] = __ballot_sync(FULL_WARP, words[i] != 0);
         if (lane == 0)
-            work.words[at] = word;
+            *reinterpret_cast<uint4 *>(work.words + 4 * at) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
 
@@ -61,7 +68,7 @@ cuda_ops_status attention_sm90_mask(MaskBits &mask, void *room, const AttentionC
     mask.row = p.mask_row ? (int)work.row : 0;
     mask.head = p.mask_head ? work.queries * work.row : 0;
     mask.batch = p.mask_batch ? work.heads * work.queries * work.row : 0;
-    attention_sm90_mask_kernel<<<clamp_grid(ceil_div(work.count, THREADS / WARP_SIZE)), THREADS, 0, call.stream>>>(
+    attention_sm90_mask_kernel<<<clamp_grid(ceil_div(work.count / 4, THREADS / WARP_SIZE)), THREADS, 0, call.stream>>>(
         work);
     return launch_status();
 }
