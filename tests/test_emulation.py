@@ -64,7 +64,11 @@ OPS = {
     ),
     "conv_bn_relu_pool_general": (["conv_bn_relu_pool/general.cu", "batch_norm", "common/paths.cu"], 80),
     "attention": (
-        ["attention", *(f"attention/{path}" for path in ("mma", "decode", "float32", "simt")), "common/paths.cu"],
+        [
+            "attention",
+            *(f"attention/{path}" for path in ("mma", "mma_3xtf32", "decode", "float32", "simt")),
+            "common/paths.cu",
+        ],
         60,
     ),
     "attention_order": ([], 60),

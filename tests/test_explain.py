@@ -262,8 +262,12 @@ def test_what_attention_takes():
     assert set(chosen(attention, *rows, is_causal=True, capability="8.0").values()) == {"mma"}
     assert set(chosen(attention, *rows, capability="7.5").values()) == {"simt"}
     # In float32 gradients of up to 64 queries, of a mask, and of rows that blocks have no room for are simt's.
-    assert chosen(attention, *[meta(2, 4, 64, 64)] * 3, capability="8.0") == {"forward": "float32", "gradients": "simt"}
+    assert chosen(attention, *[meta(2, 4, 64, 64)] * 3, capability="8.6") == {"forward": "float32", "gradients": "simt"}
     assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, capability="8.6").values()) == {"float32"}
+    # By three products in TF32 for one where tensor cores are faster than CUDA cores; long rows' gradients are not.
+    assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, capability="8.0").values()) == {"mma_3xtf32"}
+    found = chosen(attention, *[meta(2, 4, 65, 128)] * 3, capability="9.0")
+    assert found == {"forward": "mma_3xtf32", "gradients": "float32"}
     assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, capability="7.5").values()) == {"simt"}
     assert set(chosen(attention, *[meta(2, 4, 65, 62)] * 3, capability="8.0").values()) == {"simt"}
     doubles = [meta(2, 4, 65, 64, dtype=torch.float64)] * 3
@@ -271,14 +275,16 @@ def test_what_attention_takes():
     explanation = cuda_ops.explain(attention, *doubles, capability="7.5", show=False)
     assert [product.chosen for product in explanation.products] == [None, None] and "shared memory" in str(explanation)
     mask = meta(65, 65)
-    assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, mask, capability="8.0").values()) == {"float32"}
+    assert set(chosen(attention, *[meta(2, 4, 65, 64)] * 3, mask, capability="8.0").values()) == {"mma_3xtf32"}
     found = chosen(attention, *[meta(2, 4, 65, 64)] * 3, mask.requires_grad_(), capability="8.0")
-    assert found == {"forward": "float32", "gradients": "simt"}
-    assert set(chosen(attention, *[meta(2, 4, 65, 128)] * 3, capability="9.0").values()) == {"float32"}
+    assert found == {"forward": "mma_3xtf32", "gradients": "simt"}
     assert set(chosen(attention, *[meta(2, 4, 65, 128)] * 3, capability="8.6").values()) == {"simt"}
     assert set(chosen(attention, *[meta(2, 4, 64, 60, **half)] * 3, capability="8.0").values()) == {"simt"}
     mask = meta(64, 64, **half).requires_grad_()
     assert chosen(attention, *rows, mask, capability="8.0") == {"forward": "mma", "gradients": "simt"}
+    # Hopper's tiles take boolean masks, and add none.
+    assert set(chosen(attention, *rows, meta(64, 64, dtype=torch.bool), capability="9.0").values()) == {"sm90"}
+    assert set(chosen(attention, *rows, meta(64, 64, **half), capability="9.0").values()) == {"mma"}
     packed = meta(2, 64, 3, 4, 64, **half).permute(2, 0, 3, 1, 4).unbind()
     assert set(chosen(F.flash_attention, *packed, softcap=30.0, capability="8.0").values()) == {"mma"}
     # Backward has four tiles of 64 rows of 256 elements, of which such a GPU has room for three.

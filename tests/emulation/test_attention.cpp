@@ -99,10 +99,12 @@ static void choose_path(std::initializer_list<const void *> tensors, bool backwa
     cuda_ops_path_report reports[8];
     const int rows = cuda_ops_attention_paths_cuda(reports, 8, backward, with_grad_mask, &p, dtype, nullptr);
     const cuda_ops_path_report &report = reports[random_below((uint64_t)rows)];
-    bool aligned = true; // as the reports take them to be, of which two paths ask
+    bool aligned = true; // as the reports take them to be, of which three paths ask
     for (const void *const tensor : tensors)
         aligned = aligned && (uintptr_t)tensor % 16 == 0;
-    if (one_in(2) || !report.supports || (!aligned && (!strcmp(report.name, "mma") || !strcmp(report.name, "float32"))))
+    const bool asks =
+        !strcmp(report.name, "mma") || !strcmp(report.name, "mma_3xtf32") || !strcmp(report.name, "float32");
+    if (one_in(2) || !report.supports || (!aligned && asks))
         return;
     setenv(variable, report.name, 1);
     cuda_ops_reload_paths_cuda();

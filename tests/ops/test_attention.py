@@ -275,12 +275,12 @@ def test_backward_of_long_rows_on_hopper(force, dtype, option, dims):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("path", ["float32", "simt"])
+@pytest.mark.parametrize("path", ["mma_3xtf32", "float32", "simt"])
 def test_paths_of_float32(force, options, path):
     """Rows of whole vectors: as long as a tile, shorter, and of values shorter than keys. Blocks of keys and tiles of
     queries that are whole, and that are not."""
     force(path)
-    for dims in ((64, 64), (128, 128), (36, 20), (20, 100)):
+    for dims in ((64, 64), (36, 20), (12, 64)) if path == "mma_3xtf32" else ((64, 64), (128, 128), (36, 20), (20, 100)):
         sizes = {"key_heads": 2, "head_dim": dims[0], "value_dim": dims[1]}
         check_options("cuda", torch.float32, options, 257, 331, **sizes)
         check_options("cuda", torch.float32, options, 256, 128, **sizes)
@@ -512,14 +512,14 @@ def test_masks_of_the_lowest_number(device_dtype, lengths, lowest):
     ("dtype", "path"),
     [
         *((dtype, path) for dtype in (torch.float16, torch.bfloat16) for path in ("mma", "simt")),
-        *((torch.float32, path) for path in ("float32", "simt")),
+        *((torch.float32, path) for path in ("mma_3xtf32", "float32", "simt")),
     ],
     ids=str,
 )
 def test_masks_of_the_lowest_number_on_paths(force, dtype, path):
     force(path)
     sizes = {"key_heads": 2, "with_mask": (False, True) if path == "simt" else (False,)}
-    for head_dim in (64, 128) if path == "float32" else (64, 128, 256):
+    for head_dim in {"mma_3xtf32": (64,), "float32": (64, 128)}.get(path, (64, 128, 256)):
         for lowest in LOWEST:
             check_lowest_numbers("cuda", dtype, torch.float32, lowest, 131, 200, head_dim=head_dim, **sizes)
 
@@ -799,18 +799,21 @@ def test_dropped_weights_are_independent(device):
     assert abs(((other.double() - (1 - p)) * centred).mean() / (p * (1 - p))) < 5 / math.sqrt(kept.numel())
 
 
-def check_dropout(device, dtype, queries, keys, window=(-1, 0), p=0.3, **sizes):
-    """Forward and backward drop the weights that attention_dropout_factors says, and repeat bit by bit."""
+def check_dropout(device, dtype, queries, keys, window=(-1, 0), p=0.3, mask=None, **sizes):
+    """Forward and backward drop the weights that attention_dropout_factors says, and repeat bit by bit. mask: a boolean
+    one, or none; with p = 0 it is this alone that is compared."""
     tensors = operands(device, dtype, queries, keys, **sizes)
     group = tensors[0].shape[1] // tensors[1].shape[1]
     forward = torch.ops.cuda_ops.attention_forward
     options = 0.125, keys - queries, *window, 0.0, p
     torch.manual_seed(11)
-    output, _, state = forward(*tensors, None, None, *options)
-    factors = dropout_factors(state, p, (2, 4, queries, keys))
+    output, _, state = forward(*tensors, mask, None, *options)
+    factors = dropout_factors(state, p, (2, 4, queries, keys)) if p else torch.ones((), device=device)
     left, right = (10**6 if size < 0 else size for size in window)
     behind = torch.arange(keys, device=device) - torch.arange(queries, device=device)[:, None] - (keys - queries)
     hidden = (behind > right) | (behind < -left)
+    if mask is not None:
+        hidden = hidden | ~mask
 
     def dropped(query, key, value):
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
@@ -832,8 +835,8 @@ def check_dropout(device, dtype, queries, keys, window=(-1, 0), p=0.3, **sizes):
         error, allowed = ((x.double() - e).norm() / e.norm() for x in (a, s))
         assert error <= 2 * allowed + RELATIVE_NORM[dtype]
     torch.manual_seed(11)
-    output, _, again = forward(*tensors, None, None, *options)
-    assert device == "cpu" or torch.equal(state, again)
+    output, _, again = forward(*tensors, mask, None, *options)
+    assert device == "cpu" or not p or torch.equal(state, again)
     repeated = [output.detach(), *torch.autograd.grad(output, tensors, grad)]
     assert all(torch.equal(a, b) for a, b in zip(found, repeated, strict=True))
 
@@ -849,14 +852,14 @@ def test_dropout(device_dtype, window, keys):
     ("dtype", "path"),
     [
         *((dtype, path) for dtype in (torch.float16, torch.bfloat16) for path in ("sm90", "mma", "simt")),
-        *((torch.float32, path) for path in ("float32", "simt")),
+        *((torch.float32, path) for path in ("mma_3xtf32", "float32", "simt")),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_dropout_of_paths(force, dtype, head_dim, path):
-    if path == "float32" and head_dim > 128:
-        pytest.skip("of rows of up to 128 elements")
+    if head_dim > {"mma_3xtf32": 64, "float32": 128}.get(path, 256):
+        pytest.skip("of rows of up to 128 elements, mma_3xtf32 of up to 64 with gradients")
     if path == "sm90" and (torch.cuda.get_device_capability() != (9, 0) or head_dim > 128):
         pytest.skip("of Hopper alone, and with dropout of rows of up to 128 elements")
     force(path)
@@ -869,6 +872,87 @@ def test_dropout_of_paths(force, dtype, head_dim, path):
         sizes = {"head_dim": head_dim, "value_dim": head_dim}
         check_dropout("cuda", dtype, *lengths, window, key_heads=2, **sizes)
     check_dropout("cuda", dtype, 130, 130, p=0.9, head_dim=head_dim, value_dim=head_dim)
+
+
+# (queries, keys): boolean masks, of what batches, heads and queries share, and of any strides. Rows see no key at all,
+# none of the first or of the last blocks, or one.
+MASKS = {
+    "of keys": lambda queries, keys: torch.rand(2, 1, 1, keys) < 0.7,
+    "of queries": lambda queries, keys: torch.rand(1, 1, queries, keys) < 0.5,
+    "of heads": lambda queries, keys: torch.rand(2, 4, queries, keys) < 0.9,
+    "transposed": lambda queries, keys: (torch.rand(2, 1, keys, queries) < 0.3).mT,
+    "one number": lambda queries, keys: torch.ones(1, 1, 1, 1, dtype=torch.bool),
+}
+
+
+def boolean_mask(kind, queries, keys):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(queries)
+        mask = MASKS[kind](queries, keys)
+    if mask.shape[-2] > 4:
+        mask[..., 1, :] = False
+        mask[..., 2, : keys // 2] = mask[..., 3, keys // 3 :] = False
+        mask[..., 4, :-1] = False
+    return mask.expand(2, 4, queries, keys)
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_boolean_masks(device_dtype, kind):
+    device, dtype = device_dtype
+    for window, p in [((-1, -1), 0.0), ((30, 5), 0.2)]:
+        check_dropout(device, dtype, 113, 203, window, p, boolean_mask(kind, 113, 203).to(device), key_heads=2)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("dtype", "path"),
+    [
+        *((dtype, path) for dtype in (torch.float16, torch.bfloat16) for path in ("sm90", "mma", "simt")),
+        *((torch.float32, path) for path in ("mma_3xtf32", "float32", "simt")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("head_dim", [64, 96])
+def test_boolean_masks_of_paths(force, dtype, head_dim, path):
+    if path == "mma_3xtf32" and head_dim > 64:
+        pytest.skip("its gradients are of rows of up to 64 elements")
+    if path == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("of Hopper alone")
+    force(path)
+    sizes = {"head_dim": head_dim, "value_dim": head_dim, "key_heads": 2}
+    for kind in MASKS:
+        for lengths, window, p in [
+            ((128, 128), (-1, -1), 0.1),  # short tiles
+            ((257, 331), (-1, 0), 0.0),
+            ((300, 45), (70, 9), 0.1),
+            ((1, 600), (-1, -1), 0.0),
+            ((700, 1100), (-1, -1), 0.0),  # long ones
+        ]:
+            check_dropout("cuda", dtype, *lengths, window, p, boolean_mask(kind, *lengths).to("cuda"), **sizes)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_boolean_masks_of_many_heads(dtype, p):
+    """As many as there are multiprocessors: short rows have tiles of their own then."""
+    batch, heads, length = 37, 6, 77
+    tensors = [torch.randn(batch, heads, length, 64, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3)]
+    mask = torch.rand(batch, 1, length, length, device="cuda") < 0.6
+    mask[:, :, 5] = False
+    output, _, state = torch.ops.cuda_ops.attention_forward(
+        *tensors, mask.expand(batch, heads, length, length), None, 0.125, 0, -1, -1, 0.0, p
+    )
+    copies = [t.detach().double().requires_grad_() for t in tensors]
+    empty = ~mask.any(-1, keepdim=True)
+    scores = (0.125 * copies[0] @ copies[1].mT).masked_fill(~mask, -math.inf).masked_fill(empty, 0.0)
+    weights = torch.softmax(scores, -1).masked_fill(empty, 0.0)
+    weights = weights * (dropout_factors(state, p, (batch, heads, length, length)) if p else 1.0)
+    expected, grad = weights @ copies[2], torch.randn_like(output)
+    found = [output.detach(), *torch.autograd.grad(output, tensors, grad)]
+    exact = [expected.detach(), *torch.autograd.grad(expected, copies, grad.double())]
+    for a, e in zip(found, exact, strict=True):
+        assert (a - e).norm() <= (1e-2 if dtype == torch.bfloat16 else 2e-3) * e.norm()
 
 
 @pytest.mark.cuda

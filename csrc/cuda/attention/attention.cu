@@ -3,6 +3,7 @@
 #include "attention/paths.h"
 
 #include "attention/float32/float32.h"
+#include "attention/mma_3xtf32/mma_3xtf32.h"
 #include "attention/sm90/sm90.h"
 #include "common/aligned_vector.cuh"
 
@@ -29,6 +30,11 @@ static Answer float32_supports(const AttentionCall &call, const Device &device)
     return has_cache(call) ? TAKES_NO_CACHE : attention_float32_supports(call, device);
 }
 
+static Answer mma_3xtf32_supports(const AttentionCall &call, const Device &device)
+{
+    return has_cache(call) ? TAKES_NO_CACHE : attention_mma_3xtf32_supports(call, device);
+}
+
 static constexpr Answer HAS_NO_ROOM_FOR_DOUBLES = {"float64 needs more shared memory than a block has before 8.0"};
 
 static Answer simt_supports(const AttentionCall &call, const Device &device)
@@ -38,7 +44,7 @@ static Answer simt_supports(const AttentionCall &call, const Device &device)
     return has_cache(call) ? TAKES_NO_CACHE : YES;
 }
 
-static PathTable<AttentionCall, 5> table = {
+static PathTable<AttentionCall, 6> table = {
     {"CUDA_OPS_ATTENTION_PATH"},
     {{"decode", "attention/decode/decode.cu",
       "attention_decode_mma_kernel attention_decode_simt_kernel attention_decode_combine_kernel",
@@ -51,6 +57,10 @@ static PathTable<AttentionCall, 5> table = {
       "attention_mma_forward_kernel attention_mma_remainder_kernel attention_mma_grad_query_kernel "
       "attention_mma_grad_key_value_kernel",
       mma_supports, nullptr, attention_mma_workspace, attention_mma},
+     {"mma_3xtf32", "attention/mma_3xtf32/mma_3xtf32.cu",
+      "attention_mma_3xtf32_forward_kernel attention_mma_3xtf32_backward_kernel attention_float32_prepare_kernel "
+      "attention_float32_remainder_kernel",
+      mma_3xtf32_supports, attention_mma_3xtf32_is_fast, attention_mma_3xtf32_workspace, attention_mma_3xtf32},
      {"float32", "attention/float32/float32.cu", "attention_float32_forward_kernel attention_float32_backward_kernel",
       float32_supports, attention_float32_is_fast, attention_float32_workspace, attention_float32},
      {"simt", "attention/simt/simt.cu",

@@ -377,15 +377,17 @@ static cuda_ops_status launch(const Float32Work &work, cudaStream_t stream)
     return launch_status();
 }
 
-cuda_ops_status attention_float32_backward(const Float32Work &work, bool is_wide, cudaStream_t stream)
+cuda_ops_status attention_float32_prepare(const Float32Work &work, cudaStream_t stream)
 {
     attention_float32_prepare_kernel<<<clamp_grid(ceil_div(work.rows, PREPARE_THREADS / WARP_SIZE)), PREPARE_THREADS, 0,
                                        stream>>>(work);
     if (work.remainder)
         attention_float32_remainder_kernel<<<clamp_grid(ceil_div(work.rows, PREPARE_THREADS / WARP_SIZE)),
                                              PREPARE_THREADS, 0, stream>>>(work);
-    const cuda_ops_status status = launch_status();
-    if (status != CUDA_OPS_SUCCESS || work.blocks == 0)
-        return status;
+    return launch_status();
+}
+
+cuda_ops_status attention_float32_backward(const Float32Work &work, bool is_wide, cudaStream_t stream)
+{
     return is_wide ? launch<128>(work, stream) : launch<64>(work, stream);
 }

@@ -11,17 +11,12 @@ static constexpr Answer NEEDS_SHARED_MEMORY = {"needs more shared memory than a 
 static constexpr Answer HAS_TOO_MANY_BLOCKS = {"has 2^31 blocks or more"};
 static constexpr Answer HAS_FEW_QUERIES = {"few queries' gradients are more exact by simt"};
 
-static bool is_wide(const cuda_ops_attention &p)
-{
-    return (p.head_dim > p.value_dim ? p.head_dim : p.value_dim) > 64;
-}
-
 static Float32Work work_of(const AttentionCall &call)
 {
     Float32Work work = {};
     work.p = call.problem;
     work.tiles = ceil_div(call.problem.queries, FLOAT32_QUERIES);
-    work.blocks = ceil_div(call.problem.keys, float32_keys(is_wide(call.problem)));
+    work.blocks = ceil_div(call.problem.keys, float32_keys(attention_float32_is_wide(call.problem)));
     work.rows = attention_rows(call.problem);
     return work;
 }
@@ -44,8 +39,8 @@ Answer attention_float32_supports(const AttentionCall &call, const Device &devic
         return NEEDS_ALIGNMENT;
     if (call.backward && (call.with_grad_mask || call.grad_mask))
         return HAS_MASK_GRADIENT;
-    const int bytes =
-        call.backward ? attention_float32_backward_bytes(is_wide(p)) : attention_float32_forward_bytes(is_wide(p));
+    const int bytes = call.backward ? attention_float32_backward_bytes(attention_float32_is_wide(p))
+                                    : attention_float32_forward_bytes(attention_float32_is_wide(p));
     if (bytes > device.shared_bytes)
         return NEEDS_SHARED_MEMORY;
     const Float32Work work = work_of(call);
@@ -68,14 +63,13 @@ int64_t attention_float32_workspace(const AttentionCall &call, const Device &)
     return call.backward ? (of_a_row * attention_rows(call.problem) + turns_of(call) + 1) * 4 : 0;
 }
 
-cuda_ops_status attention_float32(const AttentionCall &call, const Device &)
+Float32Work attention_float32_work(const AttentionCall &call)
 {
     Float32Work work = work_of(call);
-    const bool wide = is_wide(call.problem);
     work.query = (const float *)call.query, work.key = (const float *)call.key, work.value = (const float *)call.value;
     if (!call.backward) {
         work.result = (float *)call.output, work.logsumexp_result = (float *)call.logsumexp, work.state = call.state;
-        return attention_float32_forward(work, wide, call.stream);
+        return work;
     }
     work.output = (const float *)call.output, work.logsumexp = (const float *)call.logsumexp;
     work.grad_output = (const float *)call.grad_output, work.grad_logsumexp = (const float *)call.grad_logsumexp;
@@ -87,5 +81,16 @@ cuda_ops_status attention_float32(const AttentionCall &call, const Device &)
         work.remainder = end, end += work.rows;
     work.turns = (uint32_t *)end;
     work.handed_out = work.turns + turns_of(call);
-    return attention_float32_backward(work, wide, call.stream);
+    return work;
+}
+
+cuda_ops_status attention_float32(const AttentionCall &call, const Device &)
+{
+    const Float32Work work = attention_float32_work(call);
+    const bool wide = attention_float32_is_wide(call.problem);
+    if (!call.backward)
+        return attention_float32_forward(work, wide, call.stream);
+    const cuda_ops_status status = attention_float32_prepare(work, call.stream);
+    return status != CUDA_OPS_SUCCESS || work.blocks == 0 ? status
+                                                          : attention_float32_backward(work, wide, call.stream);
 }

@@ -32,6 +32,17 @@ static inline int float32_keys(bool is_wide)     // of a block, backward
     return is_wide ? 128 : 64;
 }
 
+// Rows of more than 64 elements.
+static inline bool attention_float32_is_wide(const cuda_ops_attention &p)
+{
+    return (p.head_dim > p.value_dim ? p.head_dim : p.value_dim) > 64;
+}
+
+// What the call's kernels are told; the same for the mma_3xtf32 path, whose workspace is laid out alike.
+Float32Work attention_float32_work(const AttentionCall &call);
+// Before backward's kernel: delta, remainders of logsumexp, gradients of queries of 0, and no turn taken.
+cuda_ops_status attention_float32_prepare(const Float32Work &work, cudaStream_t stream);
+
 // Shared memory of a block, and the launches; is_wide: rows of more than 64 elements.
 int attention_float32_forward_bytes(bool is_wide);
 int attention_float32_backward_bytes(bool is_wide);

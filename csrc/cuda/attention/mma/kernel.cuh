@@ -2,9 +2,8 @@
 #ifndef CUDA_OPS_ATTENTION_MMA_KERNEL_CUH
 #define CUDA_OPS_ATTENTION_MMA_KERNEL_CUH
 
-#include "attention/dropout.cuh"
+#include "attention/fragments.cuh"
 #include "attention/paths.h"
-#include "attention/scores.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/cvt.cuh"
@@ -14,7 +13,7 @@
 
 static constexpr int THREADS = 128;
 static constexpr int WARPS = THREADS / WARP_SIZE;
-static constexpr int TILE = 64; // keys of a tile; backward queries too
+static constexpr int TILE = FRAGMENT_COLUMNS; // keys of a tile; backward queries too
 static constexpr float LOG2_E = 1.44269504088896341f;
 
 struct MmaAttention {
@@ -27,7 +26,8 @@ struct MmaAttention {
     DropoutWork dropout;
     int64_t tiles; // of a head
     int chunks;    // of columns, grad_key and grad_value
-    bool general;  // scores are more than scaled products within windows
+    bool general;  // scores are more than scaled products within windows, and a mask
+    bool masked;   // a mask is added to them
     bool drops;    // there is dropout
 };
 
@@ -150,38 +150,10 @@ __device__ __forceinline__ void multiply_weights(float (&sum)[TILES][COLUMNS / 8
     }
 }
 
-// Whether windows and lengths let all of queries [i, i + rows) that exist see all of keys [j, j + TILE).
-__device__ __forceinline__ bool sees_all(const cuda_ops_attention_sequence &s, int64_t i, int rows, int64_t j)
-{
-    const int64_t last = (i + rows < s.queries ? i + rows : s.queries) - 1;
-    return cuda_ops_attention_sequence_first_key(&s, last) <= j &&
-           j + TILE <= cuda_ops_attention_sequence_last_key(&s, i);
-}
-
 // The first key that is loaded for queries from `first` on: a multiple of 16, as dropout wants them.
 __device__ __forceinline__ int64_t first_key_of_tile(const cuda_ops_attention_sequence &s, int64_t first)
 {
     return cuda_ops_attention_sequence_first_key(&s, first) / 16 * 16;
-}
-
-// Columns of a tile's row that count: those from `first` on, as many as `count`.
-struct SeenColumns {
-    int first = 0;
-    unsigned int count = TILE;
-    __device__ bool has(int column) const
-    {
-        return (unsigned int)(column - first) < count;
-    }
-};
-// Of [begin, end), in a tile that starts at `start`.
-__device__ __forceinline__ SeenColumns seen_columns(int64_t begin, int64_t end, int64_t start)
-{
-    const int64_t first = begin > start ? (begin < start + TILE ? begin - start : TILE) : 0;
-    const int64_t last = end < start + TILE ? end - start : TILE;
-    SeenColumns seen;
-    seen.first = (int)first;
-    seen.count = last > first ? (unsigned int)(last - first) : 0;
-    return seen;
 }
 
 // Calls: inlined for each of a thread's scores, they would be most of the kernel.
@@ -211,37 +183,19 @@ struct GeneralWeight {
     return result;
 }
 
-// Which of a thread's 32 weights of 16 rows and a tile's 64 columns are dropped: bit 4 * n + f is that of fragment f of
-// the n-th eight columns. i, j: the first query and key, multiples of 16.
+// Products become scores, in natural units, of what windows let see.
 template <bool KEYS_ARE_ROWS>
-__device__ __forceinline__ uint32_t dropped_weights(const DropoutWork &work, const DropoutSeed &seed,
-                                                    int64_t head_index, int64_t queries, int64_t i, int64_t j)
+__device__ __forceinline__ void mask_scores(float (&products)[8][4], const AttentionScores<float> &scores, int64_t i,
+                                            int64_t j)
 {
-    const uint64_t row = cuda_ops_attention_dropout_row(head_index, queries, i);
-    uint32_t dropped = 0;
-#pragma unroll
-    for (int n = 0; n < 8; n += 2) {
-        uint32_t words[4];
-        if (KEYS_ARE_ROWS)
-            dropout_words_of_keys(words, seed, row + 32 * (n / 2), (uint32_t)(j / 16));
-        else
-            dropout_words(words, seed, row, (uint32_t)(j / 16 + n / 2));
-#pragma unroll
-        for (int f = 0; f < 8; f++) {
-            const int right = f / 4, down = f / 2 % 2, word = KEYS_ARE_ROWS ? right + 2 * down : down + 2 * right;
-            dropped |= dropout_keeps(words[word], f % 2, work.threshold) ? 0 : 1u << (4 * n + f);
-        }
-    }
-    return dropped;
-}
-// Multiplies by dropout's factors.
-__device__ __forceinline__ void drop_weights(float (&weights)[8][4], uint32_t dropped, float scale)
-{
+    const float scale = (float)scores.p.scale;
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int f = 0; f < 4; f++)
-            weights[n][f] = dropped >> (4 * n + f) & 1 ? 0.0f : weights[n][f] * scale;
+            products[n][f] =
+                __fmul_rn(products[n][f], scale); // not as one operation with the mask's sum: as `score` has it
+    add_mask<KEYS_ARE_ROWS>(products, scores, i, j);
 }
 
 template <typename T>
@@ -308,7 +262,8 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
     const int64_t begin = first_key_of_tile(s, first), end = cuda_ops_attention_sequence_last_key(&s, last_query);
     const int my_row = 16 * TILES * warp;
     // Of what `weights` hold: scores, or products.
-    const float to_score = work.general ? 1.0f : (float)p.scale, to_log2 = to_score * LOG2_E;
+    const bool scored = work.general || work.masked;
+    const float to_score = scored ? 1.0f : (float)p.scale, to_log2 = to_score * LOG2_E;
     const AttentionScores<float> scores(p, batch, head);
 
     float sum[TILES][HEAD / 8][4] = {}, maximum[TILES][2], total[TILES][2] = {};
@@ -337,11 +292,16 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
                         weights[m][n][e] =
                             general_score(scores, weights[m][n][e], first + my_row + 16 * m + g + e / 2 * 8,
                                           j + 8 * n + 2 * t + e % 2);
-        } else if (!sees_all(s, first, ROWS, j)) {
+        } else {
+            if (work.masked)
+#pragma unroll
+                for (int m = 0; m < TILES; m++)
+                    mask_scores<false>(weights[m], scores, first + my_row + 16 * m, j);
+            const bool all = sees_all(s, first, ROWS, j);
 #pragma unroll
             for (int m = 0; m < TILES; m++)
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
+                for (int half = 0; half < 2 && !all; half++) {
                     const int64_t i = first + my_row + 16 * m + g + 8 * half;
                     const SeenColumns seen = seen_columns(cuda_ops_attention_sequence_first_key(&s, i),
                                                           cuda_ops_attention_sequence_last_key(&s, i), j);
@@ -367,13 +327,13 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
                 const float reference = largest == -CUDART_INF_F ? 0.0f : largest;
                 const float factor = ex2_approx_ftz((maximum[m][half] - reference) * to_log2);
                 maximum[m][half] = largest;
-                if (work.general)
+                if (scored)
 #pragma unroll
                     for (int n = 0; n < 8; n++)
 #pragma unroll
                         for (int e = 2 * half; e < 2 * half + 2; e++)
                             weights[m][n][e] -= reference;
-                const float base = work.general ? 0.0f : reference * to_log2;
+                const float base = scored ? 0.0f : reference * to_log2;
                 float added = 0.0f;
 #pragma unroll
                 for (int n = 0; n < 8; n++)
@@ -428,6 +388,14 @@ __device__ __forceinline__ void gradient_of_score(float &weight, float &gradient
                                                   float to_log2, bool seen)
 {
     weight = seen ? ex2_approx_ftz(weight * to_log2 - logsumexp) : 0.0f;
+    gradient = seen ? weight * (gradient - delta) : 0.0f;
+}
+// Of a score in natural units, -inf where the mask hides the key. logsumexp and its remainder are subtracted one by one.
+__device__ __forceinline__ void gradient_of_masked_score(float &weight, float &gradient, float logsumexp, float rest,
+                                                         float delta, bool seen)
+{
+    seen = seen && weight != -CUDART_INF_F;
+    weight = seen ? ex2_approx_ftz((weight - logsumexp - rest) * LOG2_E) : 0.0f;
     gradient = seen ? weight * (gradient - delta) : 0.0f;
 }
 __device__ __forceinline__ void gradient_of_general_score(float &weight, float &gradient, float logsumexp, float delta,
@@ -530,14 +498,16 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
         load_tile<HEAD, TILE>(k, key + j * p.key.row, p.key.row, s.keys - j, head_dim);
         load_tile<HEAD, TILE>(k + BYTES, value + j * p.value.row, p.value.row, s.keys - j, value_dim);
     };
-    float sum[1][HEAD / 8][4] = {}, logsumexp[2], delta[2];
+    const bool scored = work.general || work.masked;
+    float sum[1][HEAD / 8][4] = {}, logsumexp[2], delta[2], rest[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int64_t i = first + my_row + g + 8 * half;
         const bool there = i < s.queries;
         const float l = there ? work.logsumexp[scores.first_row + i] : 0.0f;
-        logsumexp[half] = l == -CUDART_INF_F ? 0.0f : l * (work.general ? 1.0f : LOG2_E);
+        logsumexp[half] = l == -CUDART_INF_F ? 0.0f : l * (scored ? 1.0f : LOG2_E);
         delta[half] = there ? work.delta[scores.first_row + i] : 0.0f;
+        rest[half] = there && work.remainder ? work.remainder[scores.first_row + i] : 0.0f;
     }
     if (begin < end) {
         load_tile<HEAD, TILE>(
@@ -566,6 +536,8 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
                          work.dropout.scale);
         SeenColumns seen[2];
         const bool all = sees_all(s, first, TILE, j);
+        if (work.masked)
+            mask_scores<false>(weights[0], scores, first + my_row, j);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int64_t i = first + my_row + g + 8 * half;
@@ -580,6 +552,14 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
                         gradient_of_general_score(weights[0][n][2 * half + e], gradients[0][n][2 * half + e],
                                                   logsumexp[half], delta[half], scores, work.remainder, i,
                                                   j + 8 * n + 2 * t + e);
+            else if (work.masked)
+#pragma unroll
+                for (int n = 0; n < 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        gradient_of_masked_score(weights[0][n][2 * half + e], gradients[0][n][2 * half + e],
+                                                 logsumexp[half], rest[half], delta[half],
+                                                 seen[half].has(8 * n + 2 * t + e));
             else
 #pragma unroll
                 for (int n = 0; n < 8; n++)
@@ -671,6 +651,8 @@ __global__ void __launch_bounds__(THREADS)
         multiply_rows<T, HEAD>(gradients, v, my_row, grad);
         const int64_t head = key_head * group + step / tiles;
         const AttentionScores<float> scores(p, batch, head);
+        if (work.masked)
+            mask_scores<true>(weights[0], scores, i, first + my_row);
         uint32_t dropped = 0;
         if (work.drops) {
             dropped = dropped_weights<true>(work.dropout, seed, batch * p.heads + head, p.queries, i, first + my_row);
@@ -692,14 +674,20 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 const float l = __uint_as_float(bits[0][e]), delta = __uint_as_float(bits[1][e]);
-                const float logsumexp = l == -CUDART_INF_F ? 0.0f : l * (work.general ? 1.0f : LOG2_E);
+                const float logsumexp = l == -CUDART_INF_F ? 0.0f : l * (work.general || work.masked ? 1.0f : LOG2_E);
                 const int column = 8 * n + 2 * t + e;
+                const float rest = work.remainder && i + column < s.queries && work.masked
+                                       ? work.remainder[scores.first_row + i + column]
+                                       : 0.0f;
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     float &weight = weights[0][n][2 * half + e], &gradient = gradients[0][n][2 * half + e];
                     if (work.general)
                         gradient_of_general_score(weight, gradient, logsumexp, delta, scores, work.remainder,
                                                   i + column, first + my_row + g + 8 * half);
+                    else if (work.masked)
+                        gradient_of_masked_score(weight, gradient, logsumexp, rest, delta,
+                                                 seen[half].has(column) && i + column < s.queries);
                     else
                         gradient_of_score(weight, gradient, logsumexp, delta, to_log2, seen[half].has(column));
                 }

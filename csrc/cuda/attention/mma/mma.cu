@@ -77,7 +77,8 @@ cuda_ops_status attention_mma(const AttentionCall &call, const Device &)
     MmaAttention work = {};
     work.p = p;
     work.query = call.query, work.key = call.key, work.value = call.value;
-    work.general = p.softcap > 0 || p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || p.alibi_slopes;
+    work.masked = scores_are_masked(p);
+    work.general = p.softcap > 0 || p.alibi_slopes || (p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE && !work.masked);
     work.drops = p.dropout > 0;
     work.dropout = dropout_work_of(p, call.state);
     work.chunks = 1;

@@ -7,6 +7,7 @@
 #include "attention/sm90/band.h"
 #include "attention/sm90/fragments.cuh"
 #include "attention/sm90/maps.h"
+#include "attention/sm90/mask.h"
 #include "attention/sm90/order.h"
 #include "attention/sm90/prepare.cuh"
 #include "attention/sm90/sequences.h"
@@ -22,10 +23,10 @@
 #include "ptx/wgmma.cuh"
 
 // A block has N = 128 keys, 64 a consumer warpgroup, and walks over blocks of M queries.
-template <typename T_, int D_, int M_, bool DROPS_, bool PACKED_>
+template <typename T_, int D_, int M_, bool DROPS_, bool PACKED_, bool MASKED_>
 struct BackwardTile {
     typedef T_ T;
-    static constexpr bool DROPS = DROPS_, PACKED = PACKED_;
+    static constexpr bool DROPS = DROPS_, PACKED = PACKED_, MASKED = MASKED_;
     static constexpr int D = D_, M = M_, N = 128, THREADS = 3 * WARPGROUP, STAGES = 2, SUM_STAGES = 2;
     static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
     static constexpr int KEY_COLUMN = N * SWIZZLE_ROW, QUERY_COLUMN = M * SWIZZLE_ROW, BOX_BYTES = 64 * SWIZZLE_ROW;
@@ -70,6 +71,7 @@ struct BackwardWork {
     float scale, scale_log2; // scale times dropout's; scale * log2(e)
     DropoutWork dropout;
     PackedWork packed; // of packed sequences, which have no band or section of the whole call
+    MaskBits mask;     // where MASKED
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -489,6 +491,9 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         int m = item.last;
         uint32_t dropout_row = (uint32_t)cuda_ops_attention_dropout_row(
             item.batch * work.heads + item.key_head * work.group, work.band.queries, m * C::M);
+        const uint32_t *hidden = nullptr; // the mask's words of this thread's keys, of the head
+        if constexpr (C::MASKED)
+            hidden = work.mask.of(item.batch * work.heads + item.key_head * work.group, work.heads) + key / 32;
         if (steps > 0) {
             mbarrier_wait(s.key_full, key_phase);
             mbarrier_wait(s.query_full + written % 2 * 8, written / 2 % 2);
@@ -531,6 +536,17 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                             p[i] = at < low || at > high ? -INFINITY : p[i];
                         }
                 }
+            }
+            if constexpr (C::MASKED) {
+                const int last = band.queries - 1, base = first_query + 2 * quad;
+#pragma unroll
+                for (int c = 0; c < C::M / 8; c++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const uint32_t word = hidden[(int64_t)min(base + 8 * c + e, last) * work.mask.row] >> key % 32;
+                        p[4 * c + e] = word & 1 ? p[4 * c + e] : -INFINITY;
+                        p[4 * c + 2 + e] = word >> 8 & 1 ? p[4 * c + 2 + e] : -INFINITY;
+                    }
             }
             // From the end, which ptxas finds registers for.
 #pragma unroll
@@ -603,6 +619,8 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             if (--m == item.last - item.count) {
                 m = item.last; // of the next head
                 dropout_row += 32 * ceil_div(work.band.queries, 16) + item.count * (2 * C::M);
+                if constexpr (C::MASKED)
+                    hidden += work.mask.head;
             }
             if (step + 1 < steps)
                 mbarrier_wait(s.query_full + written % 2 * 8, written / 2 % 2);
@@ -779,6 +797,13 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     work.dropout = dropout_work_of(p, nullptr);
     work.scale = (float)p.scale * work.dropout.scale, work.scale_log2 = (float)(p.scale * 1.4426950408889634);
 
+    if constexpr (C::MASKED) {
+        char *const room = (char *)call.workspace + attention_sm90_backward_bytes(p);
+        const cuda_ops_status status = attention_sm90_mask(work.mask, room, call);
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+    }
+
     BackwardPrepare prepare = prepare_of(call, statistics, work.band, blocks_m);
     prepare.grad_query = call.grad_query;
     prepare.turns = work.turns, prepare.handed_out = work.handed_out;
@@ -794,12 +819,12 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     return launch_status();
 }
 
-template <typename T, bool DROPS, bool PACKED = false>
+template <typename T, bool DROPS, bool PACKED = false, bool MASKED = false>
 static cuda_ops_status launch_backward_of(const AttentionCall &call, const Device &device)
 {
     if (attention_sm90_is_narrow(call.problem))
-        return launch_backward<BackwardTile<T, 64, 128, DROPS, PACKED>>(call, device);
-    return launch_backward<BackwardTile<T, 128, 64, DROPS, PACKED>>(call, device);
+        return launch_backward<BackwardTile<T, 64, 128, DROPS, PACKED, MASKED>>(call, device);
+    return launch_backward<BackwardTile<T, 128, 64, DROPS, PACKED, MASKED>>(call, device);
 }
 
 #endif

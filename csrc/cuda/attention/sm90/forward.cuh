@@ -6,6 +6,7 @@
 #include "attention/dropout.cuh"
 #include "attention/sm90/band.h"
 #include "attention/sm90/maps.h"
+#include "attention/sm90/mask.h"
 #include "attention/sm90/sequences.h"
 #include "attention/sm90/sm90.h"
 #include "common/common.cuh"
@@ -20,10 +21,10 @@
 
 // GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys. Rows of queries and keys have D elements,
 // those of values and the output VALUE_D.
-template <typename T_, int D_, int VALUE_D_, int GROUPS_, int N_, bool DROPS_, bool PACKED_>
+template <typename T_, int D_, int VALUE_D_, int GROUPS_, int N_, bool DROPS_, bool PACKED_, bool MASKED_>
 struct ForwardTile {
     typedef T_ T;
-    static constexpr bool DROPS = DROPS_, PACKED = PACKED_;
+    static constexpr bool DROPS = DROPS_, PACKED = PACKED_, MASKED = MASKED_;
     static constexpr int D = D_, VALUE_D = VALUE_D_, GROUPS = GROUPS_, N = N_;
     // Of long rows there is room for one tile of queries. Each warpgroup's are then a part with barriers of its own: the
     // next ones come as soon as it has no use for its place, while the other one is still at work.
@@ -50,7 +51,7 @@ struct ForwardTile {
     static constexpr int REGISTERS = GROUPS == 2 ? 232 : GROUPS == 3 ? 160 : 112;
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : GROUPS == 3 ? 32 : 24;
     // Two warpgroups have registers for the weights of two blocks: those of one are made beside the other's product.
-    static constexpr bool AHEAD = GROUPS == 2 && VALUE_D / 2 + N <= 192 && !DROPS;
+    static constexpr bool AHEAD = GROUPS == 2 && VALUE_D / 2 + N <= 192 && !DROPS && !MASKED;
     static_assert(2 <= GROUPS && GROUPS <= 4, "what the registers are divided by");
     static_assert(!SHORT || (!PACKED && D == 64), "the words that announce a tile, and a box a strip");
     // Who gives a stage back: a warpgroup's first thread. No turns hold the warps of SHORT tiles together: there each
@@ -75,6 +76,7 @@ struct ForwardWork {
     DropoutWork dropout;
     PackedWork packed; // of packed sequences, which have no band, section or schedule of the whole call
     int whole;         // SHORT: heads of which a block takes all tiles before others come in sections
+    MaskBits mask;     // where MASKED
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -448,6 +450,28 @@ __device__ __forceinline__ void mask_scores(float (&s)[N / 2], const Band &band,
     }
 }
 
+// The same where a mask hides a key from the thread's rows, which have these words of keys from the block's first on.
+// column: of s[0] in the block.
+template <int N>
+__device__ __forceinline__ void hide_scores(float (&s)[N / 2], const uint32_t *near, const uint32_t *far, int column)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint32_t words[N / 32];
+#pragma unroll
+        for (int i = 0; i < N / 32; i += 2) {
+            const uint2 two = *reinterpret_cast<const uint2 *>((r ? far : near) + i);
+            words[i] = two.x >> column, words[i + 1] = two.y >> column;
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            if (i / 2 % 2 == r) {
+                const int at = i / 4 * 8 + i % 2;
+                s[i] = words[at / 32] >> at % 32 & 1 ? s[i] : -INFINITY;
+            }
+    }
+}
+
 static constexpr int ORDER_BARRIER = 1, STORE_BARRIER = 4; // named barriers, one a consumer warpgroup
 
 // Ping-pong: the warpgroups issue their products in turns, so that one's exponentials run beside the other's products.
@@ -635,7 +659,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
                 query_ring.advance();
                 continue;
             }
-            if (C::DROPS)
+            if (C::DROPS || C::MASKED)
                 announced_head<C>(tile, s, query_place());
         }
         const int top = tile.first_row + 64 * strip;
@@ -645,6 +669,12 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
             if (key + C::N - 1 > min(top + band.high, band.keys - 1) || key < top + 63 + band.low)
                 mask_scores<C::N, C::SHORT>(scores, band, (C::SHORT ? top : tile.first_row) + my_row,
                                             key + lane % 4 * 2);
+            if constexpr (C::MASKED) {
+                const int row = (C::SHORT ? top : tile.first_row) + my_row, last = band.queries - 1;
+                const uint32_t *const words = work.mask.of(tile.all_head, work.heads) + key / 32;
+                hide_scores<C::N>(scores, words + (int64_t)min(max(row, 0), last) * work.mask.row,
+                                  words + (int64_t)min(max(row + 8, 0), last) * work.mask.row, lane % 4 * 2);
+            }
         };
         const uint32_t dropout_row =
             (uint32_t)cuda_ops_attention_dropout_row(tile.all_head, work.band.queries, top + thread / WARP_SIZE * 16);
@@ -873,6 +903,11 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     work.section = (int)section;
     work.schedule = make_schedule(heads * work.tiles_m, section * work.tiles_m, blocks, longest_first);
     work.dropout = dropout_work_of(p, call.state);
+    if constexpr (C::MASKED) {
+        const cuda_ops_status status = attention_sm90_mask(work.mask, call.workspace, call);
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+    }
     launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
                               map_value, map_output, work);
     return launch_status();
@@ -890,24 +925,24 @@ static inline bool takes_short_tile(const cuda_ops_attention &p, const Device &d
 }
 
 // Tiles of rows of 64, 128, 192 and 256 elements, and of 192 with values of 128, as latent attention has them.
-template <typename T, bool DROPS, bool PACKED = false>
+template <typename T, bool DROPS, bool PACKED = false, bool MASKED = false>
 static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
 {
     if constexpr (!PACKED)
         if (attention_sm90_is_narrow(call.problem) && takes_short_tile(call.problem, device))
-            return launch_forward<ForwardTile<T, 64, 64, 4, 64, DROPS, PACKED>>(call, device);
+            return launch_forward<ForwardTile<T, 64, 64, 4, 64, DROPS, PACKED, MASKED>>(call, device);
     if (attention_sm90_is_narrow(call.problem))
-        return launch_forward<ForwardTile<T, 64, 64, 3, 128, DROPS, PACKED>>(call, device);
-    if constexpr (!DROPS && !PACKED) {
+        return launch_forward<ForwardTile<T, 64, 64, 3, 128, DROPS, PACKED, MASKED>>(call, device);
+    if constexpr (!DROPS && !PACKED && !MASKED) {
         const int64_t head = call.problem.head_dim, value = call.problem.value_dim;
         if (head > 192 || value > 192)
-            return launch_forward<ForwardTile<T, 256, 256, 2, 80, DROPS, PACKED>>(call, device);
+            return launch_forward<ForwardTile<T, 256, 256, 2, 80, DROPS, PACKED, MASKED>>(call, device);
         if (value > 128)
-            return launch_forward<ForwardTile<T, 192, 192, 2, 96, DROPS, PACKED>>(call, device);
+            return launch_forward<ForwardTile<T, 192, 192, 2, 96, DROPS, PACKED, MASKED>>(call, device);
         if (head > 128)
-            return launch_forward<ForwardTile<T, 192, 128, 2, 128, DROPS, PACKED>>(call, device);
+            return launch_forward<ForwardTile<T, 192, 128, 2, 128, DROPS, PACKED, MASKED>>(call, device);
     }
-    return launch_forward<ForwardTile<T, 128, 128, 2, 128, DROPS, PACKED>>(call, device);
+    return launch_forward<ForwardTile<T, 128, 128, 2, 128, DROPS, PACKED, MASKED>>(call, device);
 }
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "attention/sm90/band.h"
 #include "attention/sm90/maps.h"
+#include "attention/sm90/mask.h"
 #include "attention/sm90/sequences.h"
 #include "common/common.cuh"
 
@@ -22,8 +23,10 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
         return no("has tiles for rows of up to 256 elements");
     if (longest > 128 && (p.sequences.query_starts || p.dropout != 0))
         return no("has tiles for packed sequences, and for dropout, of rows of up to 128 elements");
-    if (p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || call.with_grad_mask || call.grad_mask)
-        return no("takes no mask but windows");
+    if (p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE && p.mask_kind != CUDA_OPS_ATTENTION_MASK_BOOLEAN)
+        return no("adds no mask");
+    if (p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE && longest > 128)
+        return no("has tiles for boolean masks of rows of up to 128 elements");
     if (p.softcap != 0 || p.alibi_slopes)
         return no("has no softcap or slopes");
     // The largest score is that of the largest product; and 0 * -inf would be NaN.
@@ -91,7 +94,7 @@ int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device
     (void)device;
     const cuda_ops_attention &p = call.problem;
     return (call.backward ? attention_sm90_backward_bytes(p) : 0) +
-           (p.sequences.query_starts ? attention_sm90_sequences_bytes(call) : 0);
+           (p.sequences.query_starts ? attention_sm90_sequences_bytes(call) : attention_sm90_mask_bytes(p));
 }
 
 cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device)
@@ -103,6 +106,13 @@ cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device)
                                : attention_sm90_backward_packed_float16(call, device);
         return is_bfloat16 ? attention_sm90_forward_packed_bfloat16(call, device)
                            : attention_sm90_forward_packed_float16(call, device);
+    }
+    if (call.problem.mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN) {
+        if (call.backward)
+            return is_bfloat16 ? attention_sm90_backward_masked_bfloat16(call, device)
+                               : attention_sm90_backward_masked_float16(call, device);
+        return is_bfloat16 ? attention_sm90_forward_masked_bfloat16(call, device)
+                           : attention_sm90_forward_masked_float16(call, device);
     }
     if (call.problem.dropout != 0) {
         if (call.backward)

@@ -17,7 +17,7 @@ static inline void mma_sync(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, 
     };
     const int g = emulation::lane() / 4, t = emulation::lane() % 4;
     const auto single = [](uint64_t registers, int which) {
-        return __uint_as_float((uint32_t)(registers >> 32 * which));
+        return __uint_as_float((uint32_t)(registers >> 32 * which) & ~0x1fffu); // 19 bits are read
     };
     for (int i = 0; i < 4; i++) {
         const int row = g + i / 2 * 8, column = 2 * t + i % 2;
