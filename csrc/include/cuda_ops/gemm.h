@@ -67,7 +67,7 @@ cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void 
  * copies of operands whose rows are no multiple of 16 bytes, and 17 (narrow), for long operands of few columns. 62 is
  * rung 6 with dynamic shared memory, 71 rung 7 with one-dimensional tiles. Zero stands for the fastest known for the
  * problem on the current device. */
-enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 17 };
+enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 18 };
 
 /* The path that a call with `path` would take on the current device: `path` itself if it supports the problem, for
  * CUDA_OPS_GEMM_FASTEST the choice, and -1 if it does not (dtype, alignment, device) or there is none. */
