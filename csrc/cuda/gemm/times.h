@@ -1,14 +1,14 @@
 // How long a tile takes: what the choice in gemm.cu is based on, in part measured and written by
 // `python benchmarks/tune_gemm.py` on an NVIDIA H200; not to be edited by hand.
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
-// path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct). m x n: the tile; cluster:
+// path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct, 18 sm90_3xtf32). m x n: the tile; cluster:
 // its blocks, along m and n (sm90's 16-bit tiles from 16 on are of 128 rows, the last of 192, which two blocks make
 // together, each with half of k: two of 64 or 96). blocks: that share an SM; sm90_skinny, sm90's tiles for batches and
 // mma's small float64 tiles have rows for one and several. splits: the most splits of k, and `split` what they cost:
 // sm90's beside the bytes of the partial sums, float64's direct for each split but the first, sm90_skinny's and
 // direct's others for each doubling.
 // Fitted to the times of random products instead, of late on an H200 (benchmarks/notes/gemm.md), and left alone by the
-// tuner: the rows of 16 bits and TF32 but mma's, and direct's but in float64. TF32's are without the copy that makes an
+// tuner: the rows of 16 bits and TF32 but mma's, sm90_3xtf32's, and direct's but in float64. TF32's are without the copy that makes an
 // operand K-major, which gemm.cu counts.
 #ifndef CUDA_OPS_GEMM_TIMES_H
 #define CUDA_OPS_GEMM_TIMES_H

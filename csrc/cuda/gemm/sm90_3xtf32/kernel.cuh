@@ -327,6 +327,10 @@ static cuda_ops_status launch_split_tiles(const GemmCall &call, const SplitOpera
         return launch_split<SplitTile<96, 4, 4, a_mn_major>>(call, b, device, plan);
     case 3:
         return launch_split<SplitTile<64, 6, 4, a_mn_major>>(call, b, device, plan);
+    case 4:
+        return launch_split<SplitTile<128, 4, 2, a_mn_major>>(call, b, device, plan);
+    case 5:
+        return launch_split<SplitTile<160, 3, 2, a_mn_major>>(call, b, device, plan);
     }
     return CUDA_OPS_INVALID_ARGUMENT;
 }

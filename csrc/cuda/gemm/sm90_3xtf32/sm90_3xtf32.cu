@@ -17,10 +17,10 @@
 #include "gemm/sm90_3xtf32/tile.h"
 #include "ptx/wgmma.cuh"
 
-// CUDA_OPS_FLOAT32_3XTF32=0 in the environment leaves float32 to multiply-adds.
+// CUDA_OPS_3XTF32=0 in the environment leaves float32 to multiply-adds.
 static bool is_allowed()
 {
-    static ForcedPath setting = {"CUDA_OPS_GEMM_3XTF32"};
+    static ForcedPath setting = {"CUDA_OPS_3XTF32"};
     return setting.row(1, [](int) { return "0"; }) != 0;
 }
 
@@ -68,7 +68,7 @@ Answer gemm_sm90_3xtf32_supports(const GemmCall &call, GemmDevice device)
     if (p.dtype != CUDA_OPS_FLOAT32 || p.allow_tf32 || p.k == 0)
         return no("takes float32 without TF32 alone, and no k of zero");
     if (!is_allowed())
-        return no("CUDA_OPS_GEMM_3XTF32 is 0");
+        return no("CUDA_OPS_3XTF32 is 0 in the environment");
     return has_map(as_the_kernel_sees_it(call))
                ? YES
                : no("neither A nor B has a TMA descriptor: rows that are no multiple of 16 bytes, or not aligned");

@@ -1,5 +1,5 @@
-// A float32 number as the sum of two of TF32, upper + lower: upper is the nearest to it, lower the nearest to the rest,
-// of which at most one unit of float32's last place is lost. Of an infinity upper is 1 and lower the infinity, both of
+// A float32 number as the sum of two of TF32, upper + lower: upper is the nearest to it, lower the rest, of which at most
+// one unit of float32's last place is lost. Of an infinity upper is 1 and lower the infinity, both of
 // its sign: its product with any number is then inf or NaN by that of the lower part, as the number is or is not zero,
 // while no part of a finite number meets an infinity that is not there. NaN is NaN. What would round to an infinity is cut.
 #ifndef CUDA_OPS_GEMM_SM90_3XTF32_SPLIT_CUH
@@ -8,32 +8,31 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#include "ptx/cvt.cuh"
+#include "ptx/cvt_tf32.cuh"
 
 struct Parts {
     uint32_t upper, lower;
 };
 
-// Where |x| is below SPLIT_MODERATE, which does not round to an infinity: in fewer instructions than cvt takes, half a
-// unit of TF32's last place being added to the bits. wgmma ignores the 13 bits of `lower` that TF32 has not.
+// Where |x| is below SPLIT_MODERATE, which does not round to an infinity, or NaN. wgmma ignores the 13 bits that TF32 has
+// not: of `lower`, which has 12 bits of its own, the last one.
 static constexpr float SPLIT_MODERATE = 0x1.ffep127f;
-static constexpr uint32_t TF32_BITS = 0xffffe000u, TF32_HALF = 0x1000u;
 
 __device__ __forceinline__ Parts split_moderate(float x)
 {
-    const uint32_t upper = (__float_as_uint(x) + TF32_HALF) & TF32_BITS;
-    return {upper, __float_as_uint(x - __uint_as_float(upper)) + TF32_HALF};
+    const uint32_t upper = cvt_rn_tf32(x);
+    return {upper, __float_as_uint(x - __uint_as_float(upper))};
 }
 
 // Any number.
 __device__ __forceinline__ Parts split(float x)
 {
-    constexpr uint32_t SIGN = 0x80000000u, ONE = 0x3f800000u;
+    constexpr uint32_t SIGN = 0x80000000u, ONE = 0x3f800000u, TF32_BITS = 0xffffe000u;
     const uint32_t bits = __float_as_uint(x);
     if (isinf(x))
         return {(bits & SIGN) | ONE, bits};
-    const uint32_t upper = fabsf(x) >= SPLIT_MODERATE ? bits & TF32_BITS : cvt_rna_tf32(x); // and of NaN NaN
-    return {upper, cvt_rna_tf32(x - __uint_as_float(upper))};
+    const uint32_t upper = fabsf(x) >= SPLIT_MODERATE ? bits & TF32_BITS : cvt_rn_tf32(x); // and of NaN NaN
+    return {upper, __float_as_uint(x - __uint_as_float(upper))};
 }
 
 // Which k of a group of 32 lies at `position` of the copies of B, where A is K-major. A thread loads 16 bytes of each of
