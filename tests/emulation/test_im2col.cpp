@@ -16,7 +16,7 @@ int gemm_path_on(const cuda_ops_gemm_problem &, GemmDevice, int)
     return GEMM_SIMT;
 }
 
-double gemm_float32_microseconds(const cuda_ops_gemm_problem &, GemmDevice)
+double gemm_simt_microseconds(const cuda_ops_gemm_problem &, GemmDevice)
 {
     return 1;
 }

@@ -12,7 +12,7 @@ extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *, i
     return 0;
 }
 
-double gemm_float32_microseconds(const cuda_ops_gemm_problem &, GemmDevice)
+double gemm_simt_microseconds(const cuda_ops_gemm_problem &, GemmDevice)
 {
     return 1;
 }

@@ -165,7 +165,7 @@ double conv2d_im2col_microseconds(const ConvCall &call, ConvDevice device)
     const double input = (double)s.batch * (double)(s.in_channels * s.in_height * s.in_width);
     // The product reads or writes the columns once more, partly beside its products.
     return START * (weight_bytes(call) > 0 ? 2 : 1) + 4 * (input + 1.5 * (double)columns_elements(s)) / BYTES_RATE +
-           gemm_float32_microseconds(problem_of(call), device);
+           gemm_simt_microseconds(problem_of(call), device);
 }
 
 Answer conv2d_im2col_supports(const ConvCall &call, ConvDevice device)

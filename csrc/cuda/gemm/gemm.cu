@@ -594,14 +594,6 @@ GemmPlan gemm_sm90_3xtf32_plan(const cuda_ops_gemm_problem &p, GemmDevice device
     return plan_for(without_pointers(p), device, GEMM_SM90_3XTF32);
 }
 
-double gemm_float32_microseconds(const cuda_ops_gemm_problem &p, GemmDevice device)
-{
-    const double simt = gemm_simt_microseconds(p, device);
-    double three = 0;
-    const GemmPlan plan = fastest_plan(FLOAT32_TIMES, without_pointers(p), device, GEMM_SM90_3XTF32, &three);
-    return plan.path && three < simt ? three : simt;
-}
-
 GemmPlan gemm_sm90_skinny_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan_for(without_pointers(p), device, GEMM_SM90_SKINNY);

@@ -134,9 +134,8 @@ cuda_ops_status gemm_mma_planned(const GemmCall &call, GemmDevice device, const 
 // Waves of float64's tile 0 that a product takes with k whole, where the tiles of the last wave may be split.
 double gemm_mma_float64_waves(const cuda_ops_gemm_problem &problem, GemmDevice device);
 
-// The time that simt is expected to take in float32, and that of the faster of simt and sm90_3xtf32.
+// The time that simt is expected to take in float32.
 double gemm_simt_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
-double gemm_float32_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
 
 // For paths that split k: split i leaves its sums, without alpha, bias and activation, at workspace[i][batch][m][n] in
 // the accumulation type; gemm_add_splits makes D of them.

@@ -110,7 +110,7 @@ static double microseconds_of(const ConvCall &call, const WinogradPlan &plan, Co
         (double)(plan.source + plan.target) * chunks + (double)plan.weight * weights + input + output + kernels;
     const double product = (double)(plan.source + plan.target + plan.weight) * chunks;
     const double launches = is_weight(call) ? 3 * chunks : 2 * chunks + 1;
-    const double sums = chunks * (double)s.groups * gemm_float32_microseconds(product_of(call, plan, plan.tiles), device);
+    const double sums = chunks * (double)s.groups * gemm_simt_microseconds(product_of(call, plan, plan.tiles), device);
     const double copies = 4 * product / BYTES_RATE;
     return launches * TRANSFORM_START + 4 * transforms / BYTES_RATE +
            (sums > copies ? sums + GEMM_BYTES_NOT_HIDDEN * copies : copies + GEMM_BYTES_NOT_HIDDEN * sums);

@@ -7,15 +7,14 @@
 #include "gemm/sm90_3xtf32/split.cuh"
 #include "gemm/sm90_3xtf32/tile.h"
 
-// A tile of 128 x N, of which a consumer warpgroup has 64 rows, by clusters of two that share B. Sums leave the tensor
-// cores' accumulators every STEPS_ steps of wgmma, of 8 of k.
-template <int N_, int STAGES_, int STEPS_, bool A_MN_MAJOR_>
+// A tile of 128 x N, of which a consumer warpgroup has 64 rows, by clusters of two that share B.
+static constexpr int SPLIT_STEPS = SPLIT_GROUP / 8; // of wgmma in a stage
+
+template <int N_, int STAGES_, bool A_MN_MAJOR_>
 struct SplitTile : Tile<float, 128, N_, 2, 1, false, 2, A_MN_MAJOR_, false, true, true> {
     typedef Tile<float, 128, N_, 2, 1, false, 2, A_MN_MAJOR_, false, true, true> Base;
-    static constexpr int STAGES = STAGES_, STEPS = STEPS_, CHUNKS = 4 / STEPS; // of a stage
+    static constexpr int STAGES = STAGES_;
     static constexpr bool IN_REGISTERS = true, ACTIVATES_QUICKLY = false;
-    // The next chunk of A is split during the products of this one, where there are registers for it.
-    static constexpr bool SPLITS_EARLY = CHUNKS == 1;
     static constexpr int PART_BYTES = Base::B_BYTES; // of the upper or the lower parts of B
     static constexpr int STAGE_BYTES = Base::A_BYTES + 2 * PART_BYTES;
     static constexpr int RING_BYTES = STAGES * STAGE_BYTES;
@@ -24,6 +23,12 @@ struct SplitTile : Tile<float, 128, N_, 2, 1, false, 2, A_MN_MAJOR_, false, true
     static_assert(Base::BLOCKS == 1 && Base::K == SPLIT_GROUP, "what load_parts is written for");
     static_assert(SHARED_BYTES + 1024 <= 233472, "an SM's shared memory");
     static_assert(PART_BYTES / 2 % SWIZZLE_ATOM == 0, "each block loads half of B");
+};
+
+// The operands as they are stored, in elements from one row of A, column of B or k to the next.
+struct SplitGemmWork : OddGemmWork {
+    const float *a, *b;
+    int64_t a_row, a_k, b_column, b_k, stride_a, stride_b;
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -71,92 +76,104 @@ __device__ __forceinline__ void split_produce(const OddGemmWork &work, const CUt
     }
 }
 
-// A thread's fragments of A for STEPS steps, as they are stored and split.
-template <typename C>
-struct LeftChunk {
-    uint32_t x[C::STEPS][4];
-};
-template <typename C>
+// A thread's fragments of A in one stage, for each of the steps.
 struct LeftParts {
-    uint32_t upper[C::STEPS][4], lower[C::STEPS][4];
+    uint32_t upper[SPLIT_STEPS][4], lower[SPLIT_STEPS][4];
 };
 
-// Loads a chunk of A's stage. Its rows are those of the sm90 path's tiles with A in registers (row_of).
+// Loads and splits them. The rows are those of the sm90 path's tiles with A in registers (row_of).
 template <typename C>
-__device__ __forceinline__ void load_chunk(LeftChunk<C> &left, uint32_t a, int chunk, int group, int thread)
+__device__ __forceinline__ void load_parts(LeftParts &left, uint32_t a, int group, int thread)
 {
     const int warp = thread / 32, quad = thread % 32 / 4, lane = thread % 4;
-    uint32_t(&x)[C::STEPS][4] = left.x;
+    uint32_t x[SPLIT_STEPS][4];
     if constexpr (C::A_MN_MAJOR) {
         const uint32_t column = a + (2 * group + warp / 2) * C::COLUMN_BYTES + quad % 2 * 8;
         const int vector = warp % 2 * 2 + quad / 4 + quad / 2 % 2 * 4;
 #pragma unroll
-        for (int i = 0; i < C::STEPS; i++)
+        for (int i = 0; i < SPLIT_STEPS; i++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int in = lane + 4 * half;
-                const uint32_t from = column + (8 * (C::STEPS * chunk + i) + in) * SWIZZLE_ROW + (vector ^ in) * 16;
+                const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (vector ^ in) * 16;
                 ld_shared_v2(x[i][2 * half], x[i][2 * half + 1], from);
             }
     } else {
         const int row = C::GROUP_M * group + row_of<C>(thread, 0, 0);
 #pragma unroll
-        for (int pair = 0; pair < C::STEPS / 2; pair++)
+        for (int pair = 0; pair < SPLIT_STEPS / 2; pair++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int vector = split_vector(C::STEPS / 2 * chunk + pair, lane);
+            for (int second = 0; second < 2; second++) { // of the thread's two rows
+                const int vector = split_vector(pair, lane) ^ ((row + second) % 8);
                 uint32_t v[4];
-                ld_shared_v4(v[0], v[1], v[2], v[3],
-                             a + (row + half) * SWIZZLE_ROW + (vector ^ ((row + half) % 8)) * 16);
+                ld_shared_v4(v[0], v[1], v[2], v[3], a + (row + second) * SWIZZLE_ROW + vector * 16);
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    x[2 * pair + e / 2][e % 2 * 2 + half] = v[e];
+                    x[2 * pair + e / 2][e % 2 * 2 + second] = v[e];
             }
     }
-}
-
-template <typename C>
-__device__ __forceinline__ void split_chunk(LeftParts<C> &left, const LeftChunk<C> &chunk)
-{
-    const uint32_t(&x)[C::STEPS][4] = chunk.x;
-    float most = 0;
 #pragma unroll
-    for (int i = 0; i < C::STEPS; i++)
+    for (int i = 0; i < SPLIT_STEPS; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const Parts parts = split_moderate(__uint_as_float(x[i][e]));
+            const Parts parts = split(__uint_as_float(x[i][e]));
             left.upper[i][e] = parts.upper, left.lower[i][e] = parts.lower;
-            most = max_nan(most, fabsf(__uint_as_float(x[i][e])));
         }
-    if (!(most < SPLIT_MODERATE))
-#pragma unroll
-        for (int i = 0; i < C::STEPS; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const Parts parts = split(__uint_as_float(x[i][e]));
-                left.upper[i][e] = parts.upper, left.lower[i][e] = parts.lower;
-            }
 }
 
-// The products of a chunk, the small ones first: what the tensor cores cut off is then in proportion to them.
+// The products of a stage, the small ones first: what the tensor cores cut off is then in proportion to them.
 template <typename C>
-__device__ __forceinline__ void multiply_parts(float (&sum)[C::N / 2], const LeftParts<C> &left, uint64_t b)
+__device__ __forceinline__ void multiply_parts(float (&sum)[C::N / 2], const LeftParts &left, uint64_t b)
 {
     const uint64_t b_lower = wgmma_advance(b, C::PART_BYTES);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < C::STEPS; i++) {
+    for (int i = 0; i < SPLIT_STEPS; i++) {
         wgmma<float, C::N, 0>(sum, left.lower[i], wgmma_advance(b, 32 * i), i > 0);
         wgmma<float, C::N, 0>(sum, left.upper[i], wgmma_advance(b_lower, 32 * i), 1);
     }
 #pragma unroll
-    for (int i = 0; i < C::STEPS; i++)
+    for (int i = 0; i < SPLIT_STEPS; i++)
         wgmma<float, C::N, 0>(sum, left.upper[i], wgmma_advance(b, 32 * i), 1);
     wgmma_commit_group();
 }
 
+// Sums that are not finite are made anew, of multiply-adds: a product that overflows, or one by an infinity or NaN, is no
+// sum of the parts' products, whose signs differ.
 template <typename C>
-__device__ __forceinline__ void split_consume(const OddGemmWork &work, const CUtensorMap *map_d, uint32_t stages,
+__device__ __forceinline__ void mend_sums(float (&total)[C::N / 2], const SplitGemmWork &work,
+                                          const TileCoordinates &tile, int first_row, int thread)
+{
+    float zero = 0; // or NaN
+#pragma unroll
+    for (int i = 0; i < C::N / 2; i++)
+        zero = fmaf(total[i], 0.0f, zero);
+    if (zero == 0.0f)
+        return;
+    const float *const a = work.a + tile.batch * work.stride_a + tile.k_begin * work.a_k;
+    const float *const b = work.b + tile.batch * work.stride_b + tile.k_begin * work.b_k;
+    const int depth = min(work.chunk, work.k - tile.k_begin);
+#pragma unroll 1
+    for (int j = 0; j < C::N / 2; j++) {
+        float value = 0;
+#pragma unroll
+        for (int i = 0; i < C::N / 2; i++)
+            value = i == j ? total[i] : value;
+        const int row = first_row + row_of<C>(thread, 0, j / 2 % 2);
+        const int column = tile.n + 8 * (j / 4) + 2 * (thread % 4) + j % 2;
+        if (isfinite(value) || row >= work.m || column >= work.n)
+            continue;
+        value = 0;
+        for (int k = 0; k < depth && !isnan(value); k++)
+            value = fmaf(a[row * work.a_row + k * work.a_k], b[column * work.b_column + k * work.b_k], value);
+#pragma unroll
+        for (int i = 0; i < C::N / 2; i++)
+            total[i] = i == j ? value : total[i];
+    }
+}
+
+template <typename C>
+__device__ __forceinline__ void split_consume(const SplitGemmWork &work, const CUtensorMap *map_d, uint32_t stages,
                                               uint32_t full, uint32_t empty, char *buffers, int rank)
 {
     const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, my_row = group * C::GROUP_M;
@@ -171,47 +188,31 @@ __device__ __forceinline__ void split_consume(const OddGemmWork &work, const CUt
 #pragma unroll
         for (int i = 0; i < C::N / 2; i++)
             total[0][i] = 0;
-        LeftParts<C> left, parts;
-        LeftChunk<C> next;
+        LeftParts left, next;
         mbarrier_wait(full + 8 * stage, phase);
-        load_chunk<C>(next, stages + stage * C::STAGE_BYTES, 0, group, thread);
-        split_chunk<C>(left, next);
+        load_parts<C>(left, stages + stage * C::STAGE_BYTES, group, thread);
         for (int step = 0; step < tile.steps; step++) {
-            const uint64_t b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
+            float sum[C::N / 2];
+            wgmma_forget(sum);
+            multiply_parts<C>(sum, left, wgmma_advance(b_tile, stage * C::STAGE_BYTES));
             const int now = stage;
-#pragma unroll
-            for (int chunk = 0; chunk < C::CHUNKS; chunk++) {
-                float sum[C::N / 2];
-                wgmma_forget(sum);
-                multiply_parts<C>(sum, left, wgmma_advance(b, 32 * C::STEPS * chunk));
-                // The next chunk of A, during these products.
-                if (chunk + 1 < C::CHUNKS) {
-                    load_chunk<C>(next, stages + now * C::STAGE_BYTES, chunk + 1, group, thread);
-                } else {
-                    if (++stage == C::STAGES) {
-                        stage = 0;
-                        phase ^= 1;
-                    }
-                    if (step + 1 < tile.steps) {
-                        mbarrier_wait(full + 8 * stage, phase);
-                        load_chunk<C>(next, stages + stage * C::STAGE_BYTES, 0, group, thread);
-                        if constexpr (C::SPLITS_EARLY)
-                            split_chunk<C>(parts, next);
-                    }
-                }
-                wgmma_wait_group<0>();
-                wgmma_pin(sum);
-                if (chunk + 1 == C::CHUNKS)
-                    release_stage<C>(empty, now, thread, rank, 0);
-#pragma unroll
-                for (int i = 0; i < C::N / 2; i++)
-                    total[0][i] += sum[i];
-                if constexpr (C::SPLITS_EARLY)
-                    left = parts;
-                else
-                    split_chunk<C>(left, next);
+            if (++stage == C::STAGES) {
+                stage = 0;
+                phase ^= 1;
             }
+            if (step + 1 < tile.steps) { // during these products
+                mbarrier_wait(full + 8 * stage, phase);
+                load_parts<C>(next, stages + stage * C::STAGE_BYTES, group, thread);
+            }
+            wgmma_wait_group<0>();
+            wgmma_pin(sum);
+            release_stage<C>(empty, now, thread, rank, 0);
+#pragma unroll
+            for (int i = 0; i < C::N / 2; i++)
+                total[0][i] += sum[i];
+            left = next;
         }
+        mend_sums<C>(total[0], work, tile, tile.m + my_row, thread);
         store_tile<C>(total, bias, work, map_d, buffers, buffer, (int64_t)tile.split * work.batch + tile.batch,
                       tile.m + my_row, tile.n, group, thread);
     }
@@ -223,7 +224,7 @@ __device__ __forceinline__ void split_consume(const OddGemmWork &work, const CUt
 template <typename C>
 __global__ void __launch_bounds__(C::THREADS, 1)
     gemm_sm90_3xtf32_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                            const __grid_constant__ CUtensorMap map_d, const __grid_constant__ OddGemmWork work)
+                            const __grid_constant__ CUtensorMap map_d, const __grid_constant__ SplitGemmWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ char shared[];
@@ -268,7 +269,12 @@ static cuda_ops_status launch_split(const GemmCall &call, const SplitOperand &b,
                       : make_map(&map_a, call.a, p.dtype, false, p.k, p.m, p.batch, p.lda, p.stride_a, C::ROW, C::M);
     mapped = mapped && make_map(&map_b, b.to, p.dtype, false, pitch, p.n, 2 * b.matrices, pitch, p.n * pitch, C::ROW,
                                 C::N / C::CLUSTER);
-    OddGemmWork work = {{work_of(call), 0}, 0};
+    SplitGemmWork work = {};
+    (GemmWork &)work = work_of(call);
+    work.a = (const float *)call.a, work.b = (const float *)call.b;
+    work.a_row = p.transpose_a ? 1 : p.lda, work.a_k = p.transpose_a ? p.lda : 1;
+    work.b_column = p.transpose_b ? p.ldb : 1, work.b_k = p.transpose_b ? 1 : p.ldb;
+    work.stride_a = p.stride_a, work.stride_b = p.stride_b;
     const int64_t wanted = plan.splits > 1 ? plan.splits : 1, chunk = ceil_div(ceil_div(p.k, wanted), C::K) * C::K;
     const int64_t splits = ceil_div(p.k, chunk); // none is empty
     work.splits = (int)splits, work.chunk = (int)chunk;
@@ -318,19 +324,13 @@ static cuda_ops_status launch_split_tiles(const GemmCall &call, const SplitOpera
                                           const GemmPlan &plan)
 {
     switch (plan.tile) {
-    //                                      N  stages steps
+    //                                      N  stages
     case 0:
-        return launch_split<SplitTile<128, 4, 4, a_mn_major>>(call, b, device, plan);
+        return launch_split<SplitTile<128, 4, a_mn_major>>(call, b, device, plan);
     case 1:
-        return launch_split<SplitTile<192, 3, 2, a_mn_major>>(call, b, device, plan);
+        return launch_split<SplitTile<96, 4, a_mn_major>>(call, b, device, plan);
     case 2:
-        return launch_split<SplitTile<96, 4, 4, a_mn_major>>(call, b, device, plan);
-    case 3:
-        return launch_split<SplitTile<64, 6, 4, a_mn_major>>(call, b, device, plan);
-    case 4:
-        return launch_split<SplitTile<128, 4, 2, a_mn_major>>(call, b, device, plan);
-    case 5:
-        return launch_split<SplitTile<160, 3, 2, a_mn_major>>(call, b, device, plan);
+        return launch_split<SplitTile<64, 6, a_mn_major>>(call, b, device, plan);
     }
     return CUDA_OPS_INVALID_ARGUMENT;
 }

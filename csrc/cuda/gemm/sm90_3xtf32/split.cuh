@@ -1,7 +1,6 @@
 // A float32 number as the sum of two of TF32, upper + lower: upper is the nearest to it, lower the rest, of which at most
-// one unit of float32's last place is lost. Of an infinity upper is 1 and lower the infinity, both of
-// its sign: its product with any number is then inf or NaN by that of the lower part, as the number is or is not zero,
-// while no part of a finite number meets an infinity that is not there. NaN is NaN. What would round to an infinity is cut.
+// one unit of float32's last place is lost. Where |x| < 2^-113 more of lower is, up to 2^-136, the distance of TF32's
+// smallest numbers. Of what rounds to an infinity, or is one or NaN, upper + lower is NaN.
 #ifndef CUDA_OPS_GEMM_SM90_3XTF32_SPLIT_CUH
 #define CUDA_OPS_GEMM_SM90_3XTF32_SPLIT_CUH
 
@@ -14,24 +13,10 @@ struct Parts {
     uint32_t upper, lower;
 };
 
-// Where |x| is below SPLIT_MODERATE, which does not round to an infinity, or NaN. wgmma ignores the 13 bits that TF32 has
-// not: of `lower`, which has 12 bits of its own, the last one.
-static constexpr float SPLIT_MODERATE = 0x1.ffep127f;
-
-__device__ __forceinline__ Parts split_moderate(float x)
-{
-    const uint32_t upper = cvt_rn_tf32(x);
-    return {upper, __float_as_uint(x - __uint_as_float(upper))};
-}
-
-// Any number.
+// wgmma ignores the 13 bits that TF32 has not: of `lower`, which has 12 bits of its own, the last one.
 __device__ __forceinline__ Parts split(float x)
 {
-    constexpr uint32_t SIGN = 0x80000000u, ONE = 0x3f800000u, TF32_BITS = 0xffffe000u;
-    const uint32_t bits = __float_as_uint(x);
-    if (isinf(x))
-        return {(bits & SIGN) | ONE, bits};
-    const uint32_t upper = fabsf(x) >= SPLIT_MODERATE ? bits & TF32_BITS : cvt_rn_tf32(x); // and of NaN NaN
+    const uint32_t upper = cvt_rn_tf32(x);
     return {upper, __float_as_uint(x - __uint_as_float(upper))};
 }
 
