@@ -9,7 +9,7 @@
 // K-major (gemm/sm90_3xtf32/split.cu); A is loaded as it is by TMA, in either storage order, and split in registers on
 // its way to wgmma. Where A is the smaller one the kernel makes D^T. A producer warpgroup and two consumers, each with 64
 // rows of a tile; one splits and adds during the other's products. Clusters, bands, splits of k and the epilogue are the
-// sm90 path's. Bound by the tensor cores, which take three products of TF32: 85 % of that at 4096^3 on an H200.
+// sm90 path's. Bound by the tensor cores, which take three products of TF32: at 4096^3 the kernel has 85 % of that (benchmarks/notes/gemm.md).
 #include "gemm/sm90_3xtf32/sm90_3xtf32.h"
 
 #include "common/common.cuh"

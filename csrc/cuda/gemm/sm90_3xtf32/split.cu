@@ -5,6 +5,7 @@
 #include "common/common.cuh"
 #include "gemm/sm90_3xtf32/split.cuh"
 #include "gemm/sm90_3xtf32/tile.h"
+#include "ptx/wgmma.cuh"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE, LINES = 32, GROUPS = 4, DEPTH = GROUPS * SPLIT_GROUP;
 
@@ -73,7 +74,7 @@ cuda_ops_status split_operand(const SplitOperand &operand, cudaStream_t stream)
     work.across = ceil_div(work.to_pitch, DEPTH);
     work.blocks = work.across * ceil_div(operand.lines, LINES);
     const int64_t blocks = work.blocks * operand.matrices;
-    if (blocks > INT32_MAX)
+    if (!HAS_SM90A || blocks > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = operand.k_contiguous
                             ? operand.permuted ? gemm_split_kernel<true, true> : gemm_split_kernel<true, false>
