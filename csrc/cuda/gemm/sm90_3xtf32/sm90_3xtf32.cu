@@ -5,11 +5,12 @@
 //
 // which leaves out lower(A) lower(B), at most 2^-22 |A| |B|. The tensor cores cut their sums off instead of rounding
 // them, so the small products come first, and after 32 of k the sums are added, rounded to nearest, to others in
-// registers. Sums that are not finite are made anew of multiply-adds. B is the operand with fewer elements, of which a kernel makes copies, both parts
-// K-major (gemm/sm90_3xtf32/split.cu); A is loaded as it is by TMA, in either storage order, and split in registers on
-// its way to wgmma. Where A is the smaller one the kernel makes D^T. A producer warpgroup and two consumers, each with 64
-// rows of a tile; one splits and adds during the other's products. Clusters, bands, splits of k and the epilogue are the
-// sm90 path's. Bound by the tensor cores, which take three products of TF32: at 4096^3 the kernel has 85 % of that (benchmarks/notes/gemm.md).
+// registers. Sums that are not finite are made anew of multiply-adds. B is the operand with fewer elements, of which a
+// kernel makes copies, both parts K-major (gemm/sm90_3xtf32/split.cu); A is loaded as it is by TMA, in either storage
+// order, and split in registers on its way to wgmma. Where A is the smaller one the kernel makes D^T. A producer
+// warpgroup and two consumers, each with 64 rows of a tile; one splits and adds during the other's products. Clusters,
+// bands, splits of k and the epilogue are the sm90 path's. Bound by the tensor cores, which take three products of TF32:
+// at 4096^3 the kernel has 85 % of that (benchmarks/notes/gemm.md).
 #include "gemm/sm90_3xtf32/sm90_3xtf32.h"
 
 #include "common/common.cuh"
