@@ -44,9 +44,10 @@ MOST_ELEMENTS, MOST_PRODUCTS = 1 << 26, 5e10  # of a draw
 FINALISTS = 3  # of which, and of the choice, the regret is told
 HOPELESS, HOST = 3, 3e-4  # times the choice's time, and seconds that an eager call's host part may take beside
 SIMT, MMA, SM90, SM90_SKINNY, DIRECT, PADDED, NARROW = 10, 11, 13, 14, 15, 16, 17  # csrc/cuda/gemm/paths.h
+SM90_3XTF32 = 18
 PADDED_SKINNY = 32
 NAMES = {SIMT: "simt", MMA: "mma", SM90: "sm90", SM90_SKINNY: "sm90_skinny", DIRECT: "direct", PADDED: "padded"}
-NAMES |= {NARROW: "narrow"}
+NAMES |= {NARROW: "narrow", SM90_3XTF32: "sm90_3xtf32"}
 CONV_PATHS = ("simt", "mma", "sm90", "sm90_halo", "gemm_1x1", "few_channels", "depthwise", "winograd", "padded")
 CONV_PATHS += ("im2col", "grouped", "patches")
 PASSES = {"forward": (), "gradient of input": (0,), "gradient of weight": (1,)}
@@ -191,7 +192,8 @@ def plans(draw: Gemm, known: dict[str, list[dict]], multiprocessors: int) -> lis
     for row in rows_for(draw, known):
         path, tile = row["path"], row["tile"]
         for swapped in (0, 1) if path in (SM90, SM90_SKINNY) else (0,):
-            m, n = (draw.n, draw.m) if swapped else (draw.m, draw.n)
+            # sm90_3xtf32 exchanges the operands by itself.
+            m, n = (draw.n, draw.m) if swapped or (path == SM90_3XTF32 and draw.m < draw.n) else (draw.m, draw.n)
             tall, wide = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
             blocks = -(-m // tall) * -(-n // wide) * row["cluster_m"] * row["cluster_n"] * draw.batch
             for splits in SPLITS:

@@ -80,8 +80,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Products are summed in float32 (float64 for float64). On CUDA, float32 operands of all but small products are
     rounded to TF32 where ``torch.backends.cuda.matmul.allow_tf32`` or ``torch.set_float32_matmul_precision`` allows
-    it, and kernels are those of :func:`matmul`, with the bias added as results are stored; ``CUDA_OPS_GEMM_PATH``
-    forces one. Under autocast the tensors are cast as PyTorch casts them. Differentiable any number of times.
+    it, else multiplied with float32's accuracy. Kernels are those of :func:`matmul`, with the bias added as results are
+    stored; ``CUDA_OPS_GEMM_PATH`` forces one. Under autocast the tensors are cast as PyTorch casts them.
+    Differentiable any number of times.
 
     Example:
         >>> input, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, -1.0]])

@@ -80,8 +80,16 @@ def test_rows_in_two_lines_are_loaded_by_large_tiles(call):
 
 
 @pytest.mark.parametrize("call", SIMT, ids=lambda c: f"{c[1]}x{c[2]}x{c[3]}-{c[4]}")
-def test_large_products_of_float32_are_for_large_tiles(call):
-    assert chosen(*call) == "simt"
+def test_large_products_of_float32_are_for_large_tiles(call, monkeypatch):
+    """Of multiply-adds, where the environment wants these, and else of the tensor cores."""
+    assert chosen(*call) in ("simt", "sm90_3xtf32")
+    monkeypatch.setenv("CUDA_OPS_3XTF32", "0")
+    _library.ops.reload_paths()
+    try:
+        assert chosen(*call) == "simt"
+    finally:
+        monkeypatch.delenv("CUDA_OPS_3XTF32")
+        _library.ops.reload_paths()
 
 
 # A layer's gradient of input in TF32, whose weight is stored along the columns of D: copied K-major where the rows are

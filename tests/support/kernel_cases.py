@@ -312,6 +312,7 @@ TESTS = {
     "gemm_padded": ("ops/test_gemm_padded.py", "test_plans or test_layouts or k_major"),
     "gemm_tiles": ("ops/test_gemm_rungs.py", "test_plans or test_pairs or simt_plans"),
     "gemm_narrow": ("ops/test_gemm_narrow.py", "rows or columns or short_k"),
+    "gemm_3xtf32": ("ops/test_gemm_3xtf32.py", "test_plans or amid_others"),
     "concat_batch_norm_act": ("ops/test_concat_batch_norm_act.py", "is_concat or second_derivatives or frozen"),
     "layer_norm_rounded": ("test_convert_autocast.py", "test_rounded_norms"),
     "batch_norm_kept": (

@@ -8,6 +8,7 @@
 #include "common/common.cuh"
 #include "gemm/paths.h"
 #include "gemm/simt/parts.h"
+#include "gemm/sm90_3xtf32/sm90_3xtf32.h"
 #include "gemm/times.h"
 
 static const GemmPath PATHS[] = {
@@ -48,6 +49,9 @@ static const GemmPath PATHS[] = {
     // 17: a long operand with few columns, or few of k and long rows of D.
     {17, "narrow", "gemm/narrow/", "gemm_narrow_rows_kernel gemm_narrow_columns_kernel gemm_narrow_outer_kernel",
      gemm_narrow_supports, gemm_narrow_workspace, gemm_narrow},
+    // 18: float32 where TF32 is not allowed, in three products of TF32 that together have its accuracy.
+    {18, "sm90_3xtf32", "gemm/sm90_3xtf32/", "gemm_split_kernel gemm_sm90_3xtf32_kernel", gemm_sm90_3xtf32_supports,
+     gemm_sm90_3xtf32_workspace, gemm_sm90_3xtf32},
 };
 
 static const GemmPath *path_numbered(int number)
@@ -84,7 +88,7 @@ static constexpr double ADDING_ROUND = 0.81; // microseconds
 static constexpr double NOT_HIDDEN = 0.11;   // share of the shorter of arithmetic and copying that still shows
 // The least k of a split.
 static constexpr int64_t SMALLEST_SPLIT = 256, SMALLEST_TF32_SPLIT = 64, SMALLEST_FLOAT64_SPLIT = 128,
-                         SMALLEST_DIRECT_SPLIT = 32, SMALLEST_SKINNY_SPLIT = 128;
+                         SMALLEST_DIRECT_SPLIT = 32, SMALLEST_SKINNY_SPLIT = 128, SMALLEST_3XTF32_SPLIT = 128;
 static constexpr int64_t LONG_FLOAT64_SPLIT = 1024, LONG_HALVES_SPLIT = 4096;
 
 // Paths that split k over the blocks of a cluster, by a power of two.
@@ -128,7 +132,8 @@ static int64_t clusters_of(const GemmTime &t, const cuda_ops_gemm_problem &p, in
 {
     const int64_t rows = ceil_div(m, t.m), columns = ceil_div(n, t.n);
     int64_t clusters = ceil_div(rows, t.cluster_m) * ceil_div(columns, t.cluster_n);
-    if (t.path == GEMM_SM90 && t.cluster_m * t.cluster_n == 2 && !is_pair(t, p) && !is_gelu_kernel(t, p))
+    if ((t.path == GEMM_SM90 || t.path == GEMM_SM90_3XTF32) && t.cluster_m * t.cluster_n == 2 && !is_pair(t, p) &&
+        !is_gelu_kernel(t, p))
         clusters = t.cluster_m == 2 ? clusters_of_lines(rows, columns) : clusters_of_lines(columns, rows);
     return clusters * p.batch;
 }
@@ -209,10 +214,17 @@ static constexpr int TILE_OF_192_COLUMNS = 2, TILE_OF_64_ROWS = 7;
 
 // Copies of operands, by padded and by sm90 in TF32, are a launch, and move each byte twice.
 static constexpr double COPY_LAUNCH = 1.57, COPY_BYTES_RATE = 2.9e6; // microseconds, and bytes in one
+// The copies of an operand in two parts are of twice its bytes.
+static constexpr double SPLIT_BYTES = 1.5;
 
 static double copy_microseconds(int64_t bytes)
 {
     return bytes > 0 ? COPY_LAUNCH + 2 * (double)bytes / COPY_BYTES_RATE : 0;
+}
+
+static double split_microseconds(const cuda_ops_gemm_problem &p)
+{
+    return COPY_LAUNCH + SPLIT_BYTES * (double)gemm_sm90_3xtf32_split_bytes(p) / COPY_BYTES_RATE;
 }
 
 // To start a block of sm90_skinny, which is not persistent: the GPU starts one after another.
@@ -220,7 +232,8 @@ static constexpr double SKINNY_BLOCK = 0.006; // microseconds
 
 static bool stores_tiles(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
-    return t.path == GEMM_SM90 || t.path == GEMM_SM90_SKINNY || (t.path == GEMM_MMA && p.dtype != CUDA_OPS_FLOAT64);
+    return t.path == GEMM_SM90 || t.path == GEMM_SM90_SKINNY || t.path == GEMM_SM90_3XTF32 ||
+           (t.path == GEMM_MMA && p.dtype != CUDA_OPS_FLOAT64);
 }
 
 // A tile's prologue and epilogue, by as much of it as D has.
@@ -318,7 +331,8 @@ static double sum_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t 
 static int64_t whole_stages(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t k)
 {
     const int64_t stage = 128 / dtype_size(p.dtype);
-    return t.path == GEMM_SM90 || t.path == GEMM_SM90_SKINNY ? ceil_div(k, stage) * stage : k;
+    return t.path == GEMM_SM90 || t.path == GEMM_SM90_SKINNY || t.path == GEMM_SM90_3XTF32 ? ceil_div(k, stage) * stage
+                                                                                           : k;
 }
 
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
@@ -360,7 +374,9 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
                                 : MOST_NOT_OVERLAPPED;
     const bool tf32 = t.path == GEMM_SM90 && p.dtype == CUDA_OPS_FLOAT32;
     return t.start + both + (shows < most ? shows : most) +
-           (tf32 ? copy_microseconds(gemm_sm90_tf32_bytes(p, t.tile)) : 0);
+           (tf32                         ? copy_microseconds(gemm_sm90_tf32_bytes(p, t.tile))
+            : t.path == GEMM_SM90_3XTF32 ? split_microseconds(p)
+                                         : 0);
 }
 
 // How much slower a tile is that reads rows shorter than a cache line: sm90_skinny's n neighbouring values of B.
@@ -387,11 +403,13 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
         (t.path == GEMM_SM90 && halves && p.k / splits >= LONG_HALVES_SPLIT);
     const int64_t smallest = t.path == GEMM_DIRECT         ? SMALLEST_DIRECT_SPLIT
                              : t.path == GEMM_SM90_SKINNY  ? SMALLEST_SKINNY_SPLIT
+                             : t.path == GEMM_SM90_3XTF32  ? SMALLEST_3XTF32_SPLIT
                              : p.dtype == CUDA_OPS_FLOAT64 ? SMALLEST_FLOAT64_SPLIT
                              : p.dtype == CUDA_OPS_FLOAT32 ? SMALLEST_TF32_SPLIT
                                                            : SMALLEST_SPLIT;
     return (t.path != GEMM_DIRECT || device.capability >= 90) && // clusters
-           p.k / splits >= smallest && (blocks <= device.multiprocessors * t.blocks || fills_waves);
+           (t.path != GEMM_SM90_3XTF32 || !p.preactivation) && p.k / splits >= smallest &&
+           (blocks <= device.multiprocessors * t.blocks || fills_waves);
 }
 
 // Whether the tile takes the problem as it is or, if `swapped`, with A and B exchanged, so that it makes D^T.
@@ -405,6 +423,8 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
                (t.n != 80 || clusters_of(t, p, swapped ? p.n : p.m, swapped ? p.m : p.n) * 2 <= device.multiprocessors);
     case GEMM_SM90_SKINNY:
         return true;
+    case GEMM_SM90_3XTF32:
+        return swapped == gemm_sm90_3xtf32_swaps(p);
     default:
         return !swapped;
     }
@@ -548,9 +568,11 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     if (only != 0 || plan.path == 0 || !gemm_narrow_supports(without_pointers(p), device) ||
         gemm_narrow_microseconds(p, device) >= least)
         return plan;
-    // An address that the problem does not tell of: the query for the workspace took narrow, and padded may have no
-    // room in what it asked for.
-    return gemm_narrow_supports(call, device) ? gemm_narrow_plan(p, device) : in_place;
+    // An address that the problem does not tell of: the query for the workspace took narrow, and padded and
+    // sm90_3xtf32 may have no room in what it asked for.
+    if (gemm_narrow_supports(call, device))
+        return gemm_narrow_plan(p, device);
+    return in_place.path == GEMM_SM90_3XTF32 ? GemmPlan{GEMM_SIMT, 0, 1, 0, 8} : in_place;
 }
 
 // Whether the plan's kernel can also store the preactivation.
@@ -558,12 +580,18 @@ static bool can_keep(const GemmPlan &plan)
 {
     if (plan.path == GEMM_PADDED)
         return can_keep(gemm_padded_product(plan));
-    return plan.path == GEMM_SIMT || (plan.path == GEMM_SM90 && plan.splits == 1) || plan.path == GEMM_SM90_SKINNY;
+    return plan.path == GEMM_SIMT || plan.path == GEMM_SM90_SKINNY ||
+           ((plan.path == GEMM_SM90 || plan.path == GEMM_SM90_3XTF32) && plan.splits == 1);
 }
 
 GemmPlan gemm_sm90_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan_for(without_pointers(p), device, GEMM_SM90);
+}
+
+GemmPlan gemm_sm90_3xtf32_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    return plan_for(without_pointers(p), device, GEMM_SM90_3XTF32);
 }
 
 GemmPlan gemm_sm90_skinny_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
@@ -641,6 +669,8 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
         return gemm_padded_planned(call, device, plan);
     case GEMM_NARROW:
         return gemm_narrow_planned(call, device, plan);
+    case GEMM_SM90_3XTF32:
+        return gemm_sm90_3xtf32_planned(call, device, plan);
     default:
         return path_numbered(plan.path)->launch(call, device);
     }
@@ -660,7 +690,7 @@ extern "C" int cuda_ops_gemm_path_cuda(const cuda_ops_gemm_problem *problem, int
 // The ladder's rungs that the choice never takes are reported too, since they can be forced.
 static bool is_never_chosen(int path)
 {
-    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_NARROW;
+    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_SM90_3XTF32;
 }
 
 extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem,
@@ -694,6 +724,12 @@ extern "C" const char *cuda_ops_gemm_path_name_cuda(int path)
     return found ? found->name : nullptr;
 }
 
+// Paths whose workspace is for copies of operands.
+static bool makes_copies(int path)
+{
+    return path == GEMM_PADDED || path == GEMM_SM90_3XTF32;
+}
+
 extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *problem, int path)
 {
     if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
@@ -703,17 +739,20 @@ extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *pro
     if (!is_valid(call))
         return 0;
     // The pointers, unknown here, may be less aligned than assumed, and the call then falls to a later path. Not to
-    // padded, whose copies may be as large as the operands: it is taken for what is known here, or not at all.
+    // padded or sm90_3xtf32, whose copies may be as large as the operands: they are taken for what is known here, or not
+    // at all.
     int64_t bytes = 0;
     for (const GemmPath &candidate : PATHS)
-        if ((path == candidate.number || (path == CUDA_OPS_GEMM_FASTEST && candidate.number != GEMM_PADDED)) &&
+        if ((path == candidate.number || (path == CUDA_OPS_GEMM_FASTEST && !makes_copies(candidate.number))) &&
             candidate.workspace && candidate.supports(call, device)) {
             const int64_t wanted = candidate.workspace(*problem, device);
             bytes = wanted > bytes ? wanted : bytes;
         }
-    if (path == CUDA_OPS_GEMM_FASTEST && gemm_padded_supports(call, device)) {
+    if (path == CUDA_OPS_GEMM_FASTEST) {
         const GemmPlan plan = plan_for(call, device, 0);
-        const int64_t wanted = plan.path == GEMM_PADDED ? gemm_padded_planned_workspace(*problem, plan) : 0;
+        const int64_t wanted = plan.path == GEMM_PADDED        ? gemm_padded_planned_workspace(*problem, plan)
+                               : plan.path == GEMM_SM90_3XTF32 ? gemm_sm90_3xtf32_planned_workspace(*problem, plan)
+                                                               : 0;
         bytes = wanted > bytes ? wanted : bytes;
     }
     return bytes;
@@ -771,6 +810,7 @@ static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm
            (!call.problem.preactivation || can_keep(internal(call.problem, plan))) &&
            plan.splits <= (kernel == GEMM_MMA           ? call.problem.dtype == CUDA_OPS_FLOAT64 ? 32 : 1
                            : kernel == GEMM_SM90        ? MOST_SM90_SPLITS
+                           : kernel == GEMM_SM90_3XTF32 ? MOST_SM90_SPLITS
                            : kernel == GEMM_SM90_SKINNY ? 8
                            : kernel == GEMM_DIRECT      ? 16
                            : kernel == GEMM_NARROW      ? MOST_NARROW_SPLITS
@@ -807,6 +847,8 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
         return gemm_padded_planned_workspace(*problem, internal(*problem, *plan));
     if (plan->path == GEMM_NARROW)
         return gemm_narrow_planned_workspace(*problem, internal(*problem, *plan));
+    if (plan->path == GEMM_SM90_3XTF32)
+        return gemm_sm90_3xtf32_planned_workspace(*problem, internal(*problem, *plan));
     return path && path->workspace ? path->workspace(*problem, current_device()) : 0;
 }
 

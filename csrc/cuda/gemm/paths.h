@@ -21,7 +21,17 @@ struct GemmCall {
 typedef Device GemmDevice;
 
 // The numbers of the paths that production takes, and of tma_wgmma (ladder/).
-enum { GEMM_SIMT = 10, GEMM_MMA, GEMM_TMA_WGMMA, GEMM_SM90, GEMM_SM90_SKINNY, GEMM_DIRECT, GEMM_PADDED, GEMM_NARROW };
+enum {
+    GEMM_SIMT = 10,
+    GEMM_MMA,
+    GEMM_TMA_WGMMA,
+    GEMM_SM90,
+    GEMM_SM90_SKINNY,
+    GEMM_DIRECT,
+    GEMM_PADDED,
+    GEMM_NARROW,
+    GEMM_SM90_3XTF32
+};
 
 // cuda_ops_gemm_path_cuda for any device.
 int gemm_path_on(const cuda_ops_gemm_problem &problem, GemmDevice device, int path = CUDA_OPS_GEMM_FASTEST);

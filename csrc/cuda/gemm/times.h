@@ -1,14 +1,14 @@
 // How long a tile takes: what the choice in gemm.cu is based on, in part measured and written by
 // `python benchmarks/tune_gemm.py` on an NVIDIA H200; not to be edited by hand.
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
-// path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct). m x n: the tile; cluster:
+// path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct, 18 sm90_3xtf32). m x n: the tile; cluster:
 // its blocks, along m and n (sm90's 16-bit tiles from 16 on are of 128 rows, the last of 192, which two blocks make
 // together, each with half of k: two of 64 or 96). blocks: that share an SM; sm90_skinny, sm90's tiles for batches and
 // mma's small float64 tiles have rows for one and several. splits: the most splits of k, and `split` what they cost:
 // sm90's beside the bytes of the partial sums, float64's direct for each split but the first, sm90_skinny's and
 // direct's others for each doubling.
 // Fitted to the times of random products instead, of late on an H200 (benchmarks/notes/gemm.md), and left alone by the
-// tuner: the rows of 16 bits and TF32 but mma's, and direct's but in float64. TF32's are without the copy that makes an
+// tuner: the rows of 16 bits and TF32 but mma's, sm90_3xtf32's, and direct's but in float64. TF32's are without the copy that makes an
 // operand K-major, which gemm.cu counts.
 #ifndef CUDA_OPS_GEMM_TIMES_H
 #define CUDA_OPS_GEMM_TIMES_H
@@ -130,6 +130,9 @@ static const GemmTime FLOAT32_TIMES[] = {
     { 15,   3,  32,  32,   1,   1,   4,  16,  1.19, 12.38,  0.00,  0.15},
     { 15,   4,  16,  64,   1,   1,   4,  16,  1.19,  9.57,  0.00,  0.15},
     { 15,   5,  64,  16,   1,   1,   4,  16,  1.19, 10.03,  0.05,  0.15},
+    { 18,   0, 128, 128,   2,   1,   1, 128,  2.03, 27.13,  3.07,  2.04},
+    { 18,   1, 128,  96,   2,   1,   1, 128,  2.49, 21.21,  2.00,  1.41},
+    { 18,   2, 128,  64,   2,   1,   1, 128,  2.53, 17.72,  1.59,  1.38},
 };
 static const GemmTime FLOAT64_TIMES[] = {
     { 15,   0,  16,  16,   1,   1,   1,  16,  1.00,  9.07,  0.85,  0.20},

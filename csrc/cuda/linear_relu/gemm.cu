@@ -91,7 +91,7 @@ Answer linear_relu_gemm_is_fast(const LinearReluCall &call, const Device &device
          {product(call, call.rows, call.out_features, call.in_features, 0, 1), input_product(call),
           product(call, call.out_features, call.in_features, call.rows, 1, 0)}) {
         const int path = gemm_path_on(problem, device);
-        if (path != GEMM_SM90 && path != GEMM_SM90_SKINNY && path != GEMM_PADDED &&
+        if (path != GEMM_SM90 && path != GEMM_SM90_SKINNY && path != GEMM_PADDED && path != GEMM_SM90_3XTF32 &&
             !(path == GEMM_NARROW && tensor_cores))
             return no("one of the three products would go neither by TMA and wgmma nor, with few columns, as a stream");
     }

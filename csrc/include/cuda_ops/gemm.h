@@ -39,13 +39,14 @@ typedef struct cuda_ops_gemm_problem {
     cuda_ops_dtype output_dtype; /* of D: dtype, or float32 with fp16 and bf16 */
     cuda_ops_dtype bias_dtype;   /* dtype, or float32 with fp16 and bf16; of no meaning without a bias */
     cuda_ops_gemm_activation activation;
-    int allow_tf32; /* float32 operands may be rounded to TF32; otherwise they are multiplied as they are */
+    int allow_tf32; /* float32 operands may be rounded to TF32; otherwise they are multiplied as they are, or (path 18)
+                     * by numbers of TF32 that make up for each other's rounding */
     /* Nonzero where the address of A or B is no multiple of 16 bytes: the workspace may then be for a path that copies
      * it to one. Zero in spite of it: the product falls to a path that reads it where it is. */
     int unaligned_a, unaligned_b;
     /* NULL, or where the kernel leaves alpha * op(A) op(B) + bias besides, stored as D is (output_dtype, ldd, stride_d)
-     * and apart from it; D is then the activation of what was stored there. The paths simt, sm90 (with k whole),
-     * sm90_skinny and padded can; see cuda_ops_gemm_path_cuda. */
+     * and apart from it; D is then the activation of what was stored there. The paths simt, sm90 and sm90_3xtf32
+     * (with k whole), sm90_skinny and padded can; see cuda_ops_gemm_path_cuda. */
     void *preactivation;
 } cuda_ops_gemm_problem;
 
@@ -63,11 +64,12 @@ cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void 
                                     const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block);
 
 /* Paths by number, which is that of their rung in the ladder: 4 (naive) to 13 (sm90: clusters, persistent), 14
- * (sm90_skinny) and 15 (direct) for skinny and small products; and two that are no rungs: 16 (padded), 13 and 14 on
- * copies of operands whose rows are no multiple of 16 bytes, and 17 (narrow), for long operands of few columns. 62 is
+ * (sm90_skinny) and 15 (direct) for skinny and small products; and three that are no rungs: 16 (padded), 13 and 14 on
+ * copies of operands whose rows are no multiple of 16 bytes, 17 (narrow), for long operands of few columns, and 18
+ * (sm90_3xtf32), float32 on Hopper's tensor cores with float32's accuracy, unless CUDA_OPS_3XTF32 is 0 in the environment. 62 is
  * rung 6 with dynamic shared memory, 71 rung 7 with one-dimensional tiles. Zero stands for the fastest known for the
  * problem on the current device. */
-enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 17 };
+enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 18 };
 
 /* The path that a call with `path` would take on the current device: `path` itself if it supports the problem, for
  * CUDA_OPS_GEMM_FASTEST the choice, and -1 if it does not (dtype, alignment, device) or there is none. */

@@ -425,7 +425,14 @@ __device__ __forceinline__ void store_gelu(const float (&sum)[C::BLOCKS][C::N / 
             const bool whole = opaque(work.whole) && left >= MANY;
             if (opaque(work.preactivation != nullptr))
                 store_some<T>(work.preactivation, at, x, work.output_is_float, whole, left);
-            activate_quickly(x, opaque(work.activation));
+            if constexpr (C::ACTIVATES_QUICKLY) {
+                activate_quickly(x, opaque(work.activation));
+            } else {
+                const int activation = opaque(work.activation);
+#pragma unroll
+                for (int e = 0; e < MANY; e++)
+                    x[e] = activate(x[e], activation);
+            }
             store_some<T>(work.d, at, x, work.output_is_float, whole, left);
         }
     }

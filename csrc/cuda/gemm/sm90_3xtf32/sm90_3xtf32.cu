@@ -1,0 +1,109 @@
+// gemm, sm90_3xtf32 path: float32 on Hopper's tensor cores with float32's accuracy, where TF32 is not allowed. Each
+// number is the sum of two of TF32 (gemm/sm90_3xtf32/split.cuh), and
+//
+//   A B = upper(A) upper(B) + (lower(A) upper(B) + upper(A) lower(B))
+//
+// which leaves out lower(A) lower(B), at most 2^-22 |A| |B|. The tensor cores cut their sums off instead of rounding
+// them, so the small products come first, and after 32 of k the sums are added, rounded to nearest, to others in
+// registers. Sums that are not finite are made anew of multiply-adds. B is the operand with fewer elements, of which a
+// kernel makes copies, both parts K-major (gemm/sm90_3xtf32/split.cu); A is loaded as it is by TMA, in either storage
+// order, and split in registers on its way to wgmma. Where A is the smaller one the kernel makes D^T. A producer
+// warpgroup and two consumers, each with 64 rows of a tile; one splits and adds during the other's products. Clusters,
+// bands, splits of k and the epilogue are the sm90 path's. Bound by the tensor cores, which take three products of TF32:
+// at 4096^3 the kernel has 85 % of that (benchmarks/notes/gemm.md).
+#include "gemm/sm90_3xtf32/sm90_3xtf32.h"
+
+#include "common/common.cuh"
+#include "common/tensor_map.h"
+#include "gemm/sm90_3xtf32/tile.h"
+#include "ptx/wgmma.cuh"
+
+// CUDA_OPS_3XTF32=0 in the environment leaves float32 to multiply-adds.
+static bool is_allowed()
+{
+    static ForcedPath setting = {"CUDA_OPS_3XTF32"};
+    return setting.row(1, [](int) { return "0"; }) != 0;
+}
+
+static bool has_map(const GemmCall &call)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    return !p.unaligned_a &&
+           map_possible(call.a, 4, p.transpose_a ? p.m : p.k, p.transpose_a ? p.k : p.m, p.batch, p.lda, p.stride_a);
+}
+
+// The operand that is split.
+static SplitOperand split_of(const GemmCall &call)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    return {call.b,     (float *)call.workspace, p.n,           p.k, p.stride_b == 0 ? 1 : p.batch, p.ldb,
+            p.stride_b, p.transpose_b != 0,      !p.transpose_a};
+}
+
+// Of an operand, of all products.
+static int64_t elements(int64_t lines, int64_t stride, const cuda_ops_gemm_problem &p)
+{
+    return lines * (stride == 0 ? 1 : p.batch);
+}
+
+// Whether the kernel makes D^T.
+bool gemm_sm90_3xtf32_swaps(const cuda_ops_gemm_problem &p)
+{
+    const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, p, nullptr};
+    const bool as_it_is = has_map(call), exchanges = has_map(exchanged(call));
+    return exchanges && (!as_it_is || elements(p.m, p.stride_a, p) < elements(p.n, p.stride_b, p));
+}
+
+static GemmCall as_the_kernel_sees_it(const GemmCall &call)
+{
+    return gemm_sm90_3xtf32_swaps(call.problem) ? exchanged(call) : call;
+}
+
+Answer gemm_sm90_3xtf32_supports(const GemmCall &call, GemmDevice device)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    if (!HAS_SM90A)
+        return NOT_COMPILED;
+    if (device.capability != 90)
+        return NEEDS_90;
+    if (p.dtype != CUDA_OPS_FLOAT32 || p.allow_tf32 || p.k == 0)
+        return no("takes float32 without TF32 alone, and no k of zero");
+    if (!is_allowed())
+        return no("CUDA_OPS_3XTF32 is 0 in the environment");
+    return has_map(as_the_kernel_sees_it(call))
+               ? YES
+               : no("neither A nor B has a TMA descriptor: rows that are no multiple of 16 bytes, or not aligned");
+}
+
+int64_t gemm_sm90_3xtf32_split_bytes(const cuda_ops_gemm_problem &p)
+{
+    return split_bytes(split_of(as_the_kernel_sees_it({nullptr, nullptr, nullptr, nullptr, nullptr, p, nullptr})));
+}
+
+int64_t gemm_sm90_3xtf32_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPlan &plan)
+{
+    return ceil_div(gemm_sm90_3xtf32_split_bytes(p), 256) * 256 + gemm_splits_bytes(p, plan.splits);
+}
+
+cuda_ops_status gemm_sm90_3xtf32_planned(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
+{
+    if (!original.workspace || (plan.splits > 1 && original.problem.preactivation))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    GemmPlan how = plan;
+    how.swapped = gemm_sm90_3xtf32_swaps(original.problem);
+    GemmCall call = as_the_kernel_sees_it(original);
+    const SplitOperand b = split_of(call);
+    call.workspace = (char *)call.workspace + ceil_div(split_bytes(b), 256) * 256;
+    return call.problem.transpose_a ? gemm_sm90_3xtf32_mn_major(call, b, device, how)
+                                    : gemm_sm90_3xtf32_k_major(call, b, device, how);
+}
+
+int64_t gemm_sm90_3xtf32_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
+{
+    return gemm_sm90_3xtf32_planned_workspace(problem, gemm_sm90_3xtf32_plan(problem, device));
+}
+
+cuda_ops_status gemm_sm90_3xtf32(const GemmCall &call, GemmDevice device)
+{
+    return gemm_sm90_3xtf32_planned(call, device, gemm_sm90_3xtf32_plan(call.problem, device));
+}
