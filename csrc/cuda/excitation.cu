@@ -1,7 +1,8 @@
 // excitation: hidden = f(input weight1^T + bias1), output = hidden weight2^T + bias2, for a row an image.
-// Two launches of one kernel. A warp makes one column of D for eight rows, so that it reads the column's weights once;
-// lanes take adjacent elements of k, 16 bytes of float32 weights where rows are whole vectors. Bound by latency: a
-// layer's weights are in the L2. Parameters are read as they are, without the casts to halves that products want.
+// Two launches. Where rows of the weight are long, a warp makes one column of D for eight rows, so that it reads the
+// column's weights once; lanes take adjacent elements of k, and the rows are in shared memory. Where they are short, a
+// thread makes a column. Bound by latency: a layer's weights are in the L2, and all that a thread reads of them in a
+// chunk of k is on its way together. Parameters are read as they are, without the casts to halves that products want.
 #include "cuda_ops/excitation.h"
 
 #include "common/activation_functions.cuh"
@@ -11,7 +12,8 @@
 
 static constexpr int EXCITATION_THREADS = 256, EXCITATION_ROWS = 8;
 static constexpr int EXCITATION_WARPS = EXCITATION_THREADS / WARP_SIZE;
-static constexpr int64_t FEWEST_VECTORS = 16; // of a row, for lanes to take four elements each
+static constexpr int SHORT_THREADS = 64, SHORT_ROWS = 4;
+static constexpr int MOST_SHORT = 64; // elements of a row that a thread takes
 
 template <typename T, typename P>
 struct ExcitationProduct {
@@ -50,29 +52,48 @@ __global__ void __launch_bounds__(EXCITATION_THREADS) excitation_kernel(const Ex
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> VT;
     typedef aligned_vector<P, COUNT> VP;
-    constexpr int ROWS = EXCITATION_ROWS;
+    constexpr int ROWS = EXCITATION_ROWS, VECTORS = EXCITATION_THREADS / WARP_SIZE; // of a lane, in a chunk
+    constexpr int CHUNK = EXCITATION_THREADS * COUNT;
+    __shared__ __align__(16) T rows[ROWS * CHUNK];
     const int lane = (int)threadIdx.x % WARP_SIZE;
     const int64_t column = (int64_t)blockIdx.x * EXCITATION_WARPS + threadIdx.x / WARP_SIZE;
+    const P *const weight = p.weight + (column < p.columns ? column : p.columns - 1) * p.depth;
     wait_for_predecessor();
     release_successor();
-    if (column >= p.columns)
-        return;
-    const P *const weight = p.weight + column * p.depth;
     for (int64_t first = (int64_t)blockIdx.y * ROWS; first < p.rows; first += (int64_t)gridDim.y * ROWS) {
         A sum[ROWS] = {};
-#pragma unroll 2
-        for (int64_t k = lane * COUNT; k < p.depth; k += WARP_SIZE * COUNT) {
-            const VP w = *reinterpret_cast<const VP *>(weight + k);
+        for (int64_t begin = 0; begin < p.depth; begin += CHUNK) {
+            const int count = p.depth - begin < CHUNK ? (int)(p.depth - begin) : CHUNK;
+            VP w[VECTORS];
             VT x[ROWS];
 #pragma unroll
+            for (int v = 0; v < VECTORS; v++)
+                if ((v * WARP_SIZE + lane) * COUNT < count)
+                    w[v] = *reinterpret_cast<const VP *>(weight + begin + (v * WARP_SIZE + lane) * COUNT);
+            const int own = (int)threadIdx.x * COUNT;
+#pragma unroll
             for (int r = 0; r < ROWS; r++) // a row that is not there: the last one
-                x[r] = *reinterpret_cast<const VT *>(p.input + (first + r < p.rows ? first + r : p.rows - 1) * p.depth +
-                                                     k);
+                if (own < count)
+                    x[r] = *reinterpret_cast<const VT *>(
+                        p.input + (first + r < p.rows ? first + r : p.rows - 1) * p.depth + begin + own);
+            __syncthreads(); // the chunk before has been read
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
+                if (own < count)
+                    *reinterpret_cast<VT *>(rows + r * CHUNK + own) = x[r];
+            __syncthreads();
 #pragma unroll
-                for (int e = 0; e < COUNT; e++)
-                    sum[r] += (A)element_of(w, e) * element_of(x[r], e);
+            for (int v = 0; v < VECTORS; v++) {
+                const int k = (v * WARP_SIZE + lane) * COUNT;
+                if (k < count)
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) {
+                        const VT y = *reinterpret_cast<const VT *>(rows + r * CHUNK + k);
+#pragma unroll
+                        for (int e = 0; e < COUNT; e++)
+                            sum[r] += (A)element_of(w[v], e) * element_of(y, e);
+                    }
+            }
         }
         // Lanes add up by halves, and keep half of the rows each time, until one row is left to four of them.
         int row = 0;
@@ -89,7 +110,7 @@ __global__ void __launch_bounds__(EXCITATION_THREADS) excitation_kernel(const Ex
 #pragma unroll
         for (int apart = WARP_SIZE / 2 / ROWS; apart > 0; apart /= 2)
             sum[0] += __shfl_xor_sync(FULL_WARP, sum[0], apart);
-        if (lane % (WARP_SIZE / ROWS) == 0 && first + row < p.rows) {
+        if (lane % (WARP_SIZE / ROWS) == 0 && first + row < p.rows && column < p.columns) {
             const A bias = p.bias ? (A)load_as_accumulate(p.bias[column]) : A(0);
             p.output[(first + row) * p.columns + column] =
                 store_from_accumulate<T>(excited<T>(sum[0] + bias, p.activation));
@@ -97,18 +118,63 @@ __global__ void __launch_bounds__(EXCITATION_THREADS) excitation_kernel(const Ex
     }
 }
 
+template <typename T, typename P, int COUNT>
+__global__ void __launch_bounds__(SHORT_THREADS) excitation_short_kernel(const ExcitationProduct<T, P> p)
+{
+    typedef accumulate_type<T> A;
+    typedef aligned_vector<P, COUNT> VP;
+    constexpr int ROWS = SHORT_ROWS;
+    __shared__ A rows[MOST_SHORT * ROWS]; // [k][row]
+    const int64_t column = (int64_t)blockIdx.x * SHORT_THREADS + threadIdx.x;
+    const P *const weight = p.weight + (column < p.columns ? column : p.columns - 1) * p.depth;
+    const int depth = (int)p.depth;
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t first = (int64_t)blockIdx.y * ROWS; first < p.rows; first += (int64_t)gridDim.y * ROWS) {
+        __syncthreads(); // those before have been read
+        for (int i = threadIdx.x; i < ROWS * depth; i += SHORT_THREADS) {
+            const int r = i / depth, k = i - r * depth;
+            const int64_t row = first + r < p.rows ? first + r : p.rows - 1;
+            rows[k * ROWS + r] = load_as_accumulate(p.input[row * depth + k]);
+        }
+        A sum[ROWS] = {};
+        const A bias = p.bias && column < p.columns ? (A)load_as_accumulate(p.bias[column]) : A(0);
+        __syncthreads();
+#pragma unroll 4
+        for (int k = 0; k < depth; k += COUNT) {
+            const VP w = *reinterpret_cast<const VP *>(weight + k);
+#pragma unroll
+            for (int e = 0; e < COUNT; e++)
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+                    sum[r] += (A)element_of(w, e) * rows[(k + e) * ROWS + r];
+        }
+        if (column < p.columns)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                if (first + r < p.rows)
+                    p.output[(first + r) * p.columns + column] =
+                        store_from_accumulate<T>(excited<T>(sum[r] + bias, p.activation));
+    }
+}
+
 template <typename T, typename P>
 static cuda_ops_status multiply_excitation(const ExcitationProduct<T, P> &p, cudaStream_t stream)
 {
     constexpr int COUNT = 16 / sizeof(P) < 4 ? 2 : 4; // float64: 2
-    const bool vectorised =
-        p.depth % COUNT == 0 && p.depth / COUNT >= FEWEST_VECTORS && is_aligned_16(p.input) && is_aligned_16(p.weight);
-    const int64_t columns = ceil_div(p.columns, EXCITATION_WARPS), rows = ceil_div(p.rows, EXCITATION_ROWS);
+    const bool vectorised = p.depth % COUNT == 0 && is_aligned_16(p.input) && is_aligned_16(p.weight);
+    const bool is_short = p.depth <= MOST_SHORT;
+    const int64_t columns = ceil_div(p.columns, is_short ? SHORT_THREADS : EXCITATION_WARPS);
+    const int64_t rows = ceil_div(p.rows, is_short ? SHORT_ROWS : EXCITATION_ROWS);
     if (columns > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    launch_dependent(vectorised ? excitation_kernel<T, P, COUNT> : excitation_kernel<T, P, 1>,
-                     dim3((unsigned int)columns, (unsigned int)(rows < MAX_GRID ? rows : MAX_GRID)),
-                     dim3(EXCITATION_THREADS), 0, stream, p);
+    const dim3 grid((unsigned int)columns, (unsigned int)(rows < MAX_GRID ? rows : MAX_GRID));
+    if (is_short)
+        launch_dependent(vectorised ? excitation_short_kernel<T, P, COUNT> : excitation_short_kernel<T, P, 1>, grid,
+                         dim3(SHORT_THREADS), 0, stream, p);
+    else
+        launch_dependent(vectorised ? excitation_kernel<T, P, COUNT> : excitation_kernel<T, P, 1>, grid,
+                         dim3(EXCITATION_THREADS), 0, stream, p);
     return launch_status();
 }
 

@@ -1,4 +1,4 @@
-// excitation for PyTorch: checks, allocation and the choice of backend. Its derivatives are composed of PyTorch's ops by
+// excitation for PyTorch: checks, allocation and the choice of backend. Its derivatives are composed of other ops by
 // cuda_ops/ops/excitation.py.
 #include "cuda_ops/excitation.h"
 

@@ -7,6 +7,8 @@ from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._fakes import register_fake
 from .._library import library
 from .._operators import operator
+from .linear import linear_forward
+from .matmul import matmul_of_any
 
 OP = "excitation"
 ACTIVATIONS = {
@@ -14,7 +16,6 @@ ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
     "hardswish": lambda z: z * torch.clamp(z + 3, 0, 6) / 6,
 }
-# By the functions that autograd differentiates further.
 SLOPES = {
     "relu": lambda z: (z > 0).to(z.dtype),
     "silu": lambda z: torch.sigmoid(z) * (1 + z * (1 - torch.sigmoid(z))),
@@ -43,32 +44,31 @@ def _(input, weight1, bias1, weight2, bias2, activation):
     return input.new_empty([input.shape[0], weight2.shape[0], *input.shape[2:]])
 
 
-def _rows(input, *parameters):
-    """Of the dtype in which the kernels sum: parameters' own, which is float32 beside halves, or that of input."""
-    dtype = parameters[0].dtype
-    return [None if t is None else (t.flatten(1) if t.dim() > 1 else t).to(dtype) for t in (input, *parameters)]
+def _rows(input, *tensors):
+    """As rows, of the dtype in which the kernels sum: float32 for halves."""
+    dtype = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
+    return [None if t is None else (t.flatten(1) if t.dim() > 1 else t).to(dtype) for t in (input, *tensors)]
 
 
 @torch.library.impl(library, "excitation_gradients", "CompositeImplicitAutograd")
 def _(grad_output, input, weight1, bias1, weight2, bias2, activation, wanted):
-    """The gradients that are wanted, by PyTorch's ops, of the first product computed anew."""
-    x, w1, b1, w2, _ = _rows(input, weight1, bias1, weight2, bias2)
-    grad = grad_output.flatten(1).to(x.dtype)
-    z = torch.nn.functional.linear(x, w1, b1)
-    grad_z = (grad @ w2) * SLOPES[activation](z) if any(wanted[:3]) else None
+    """The gradients that are wanted, by ops that are differentiable further, of the first product computed anew."""
+    x, w1, b1, w2, grad = _rows(input, weight1, bias1, weight2, grad_output)
+    z = linear_forward(x, w1, b1)
+    grad_z = matmul_of_any(grad, w2) * SLOPES[activation](z) if any(wanted[:3]) else None
     gradients = (
-        lambda: (grad_z @ w1).view(input.shape).to(input.dtype),
-        lambda: (grad_z.t() @ x).view(weight1.shape),
-        lambda: grad_z.sum(0),
-        lambda: (grad.t() @ ACTIVATIONS[activation](z)).view(weight2.shape),
-        lambda: grad.sum(0),
+        lambda: matmul_of_any(grad_z, w1).view(input.shape).to(input.dtype),
+        lambda: matmul_of_any(grad_z.t(), x).view(weight1.shape).to(weight1.dtype),
+        lambda: grad_z.sum(0).to(bias1.dtype),
+        lambda: matmul_of_any(grad.t(), ACTIVATIONS[activation](z)).view(weight2.shape).to(weight2.dtype),
+        lambda: grad.sum(0).to(bias2.dtype),
     )
     return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
 @torch.library.impl(library, "excitation_tangent", "CompositeImplicitAutograd")
 def _(t_input, t_weight1, t_bias1, t_weight2, t_bias2, input, weight1, bias1, weight2, bias2, activation):
-    """The tangent of output, by PyTorch's ops."""
+    """The tangent of output, by the same ops."""
     tangents = t_input, t_weight1, t_bias1, t_weight2, t_bias2
     tensors = input, weight1, bias1, weight2, bias2
     for name, tensor, tangent in zip(("input", "weight1", "bias1", "weight2", "bias2"), tensors, tangents, strict=True):
@@ -77,19 +77,20 @@ def _(t_input, t_weight1, t_bias1, t_weight2, t_bias2, input, weight1, bias1, we
         )
         expect(fits, OP, "expected the tangent of {} to have its dtype and shape", name)
     _check(*tensors, activation)
-    x, w1, b1, w2, _ = _rows(*tensors)
-    t_x, t_w1, t_b1, t_w2, t_b2 = [
-        None if t is None else (t.flatten(1) if t.dim() > 1 else t).to(x.dtype) for t in tangents
-    ]
-    z = torch.nn.functional.linear(x, w1, b1)
+    x, w1, b1, w2, t_x, t_w1, t_b1, t_w2, t_b2 = _rows(input, weight1, bias1, weight2, *tangents)
+    z = linear_forward(x, w1, b1)
 
     def total(terms):
         return sum((term for term in terms if term is not None), torch.zeros((), dtype=x.dtype, device=x.device))
 
-    t_z = total([None if t_x is None else t_x @ w1.t(), None if t_w1 is None else x @ t_w1.t(), t_b1])
-    hidden, t_hidden = ACTIVATIONS[activation](z), SLOPES[activation](z) * t_z
-    tangent = total([t_hidden @ w2.t(), None if t_w2 is None else hidden @ t_w2.t(), t_b2])
-    return tangent.view(input.shape[0], weight2.shape[0], *input.shape[2:]).to(input.dtype)
+    def product(rows, weight):
+        return None if rows is None or weight is None else linear_forward(rows, weight, None)
+
+    t_z = total([product(t_x, w1), product(x, t_w1), t_b1])
+    hidden, t_hidden = ACTIVATIONS[activation](z), (SLOPES[activation](z) * t_z).expand_as(z)
+    tangent = total([product(t_hidden, w2), product(hidden, t_w2), t_b2])
+    tangent = tangent.expand(input.shape[0], weight2.shape[0])
+    return tangent.reshape(input.shape[0], weight2.shape[0], *input.shape[2:]).to(input.dtype)
 
 
 excitation_forward = operator("excitation_forward")
@@ -124,8 +125,8 @@ def excitation(
         RuntimeError: `input` is not floating point or has more than a pixel; dtypes, devices or shapes do not fit.
 
     Under autocast `input` is cast to its dtype, and parameters stay as they are: they are read without a cast. Results
-    repeat bit by bit. Differentiable any number of times, by a composition of PyTorch's ops, which computes the first
-    product anew.
+    repeat bit by bit. Differentiable any number of times, by a composition of the ops that are fused here, which
+    computes the first product anew.
 
     Source: Hu, Shen and Sun, "Squeeze-and-Excitation Networks", 2018.
 

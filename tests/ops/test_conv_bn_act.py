@@ -22,6 +22,7 @@ PATHS = {
     "gemm_1x1": (64, 72, 64, 1, 1),
     "depthwise": (72, 72, 1, 5, 2),
     "few_channels": (3, 40, 3, 3, 2),
+    "patches": (3, 40, 3, 3, 2),
     "simt": (64, 72, 64, 3, 1),
 }
 
@@ -94,6 +95,28 @@ def test_activations_of_products(dtype, tf32, monkeypatch):
                 with torch.no_grad():
                     output = conv_bn_act(*tensors, activation=activation)
                 assert_close(output, reference(tensors, activation, {}), rounding)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("last", [True, False], ids=["channels_last", "contiguous"])
+def test_activations_of_a_stem_of_many_pixels(dtype, last):
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def rand(*shape):
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    # By way of patches in memory.
+    tensors = [rand(8, 3, 322, 320), rand(24, 3, 3, 3) / 27**0.5, rand(24), rand(24), rand(24).abs() + 0.5]
+    tensors = [t.to(dtype) for t in (*tensors, rand(24), rand(24))]
+    if last:
+        tensors[:2] = [t.contiguous(memory_format=torch.channels_last) for t in tensors[:2]]
+    geometry = {"stride": 2, "padding": 1}
+    for activation in ACTIVATIONS:
+        with torch.no_grad():
+            output = conv_bn_act(*tensors, activation=activation, **geometry)
+        expected = reference(tensors, activation, geometry)
+        assert_close(output, expected, 8e-3 if dtype is torch.bfloat16 else 1e-3)
 
 
 @pytest.mark.parametrize("bias", [True, False])

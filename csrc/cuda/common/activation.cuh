@@ -108,6 +108,35 @@ __device__ __forceinline__ A activate(A x, int activation)
     }
 }
 
+// The same of all elements. Which it is, is asked once, so that one element's steps fill another's waits.
+template <typename A, int COUNT>
+__device__ __forceinline__ void activate_all(A (&x)[COUNT], int activation)
+{
+    if (activation == CUDA_OPS_GEMM_GELU) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = gelu(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_GELU_TANH) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = gelu_tanh(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_SILU) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = silu(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_HARDSWISH) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = hardswish(x[e]);
+    } else if (activation != CUDA_OPS_GEMM_NONE) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++) {
+            x[e] = x[e] < A(0) ? A(0) : x[e]; // and NaN stays
+            x[e] = activation == CUDA_OPS_GEMM_RELU6 && x[e] > A(6) ? A(6) : x[e];
+        }
+    }
+}
+
 // gelu_quickly of all elements, interleaved: one element after the other, the compiler uses few registers and waits for
 // each step.
 template <int COUNT>

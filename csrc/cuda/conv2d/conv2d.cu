@@ -30,7 +30,7 @@ static Answer sm90_is_fast(const ConvCall &call, ConvDevice device)
 static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_PATCHES, "patches", "conv2d/patches/",
      "conv2d_patches_forward_kernel conv2d_patches_kernel conv2d_patches_input_kernel conv2d_patches_weight_kernel",
-     conv2d_patches_supports, conv2d_patches_is_fast, nullptr, conv2d_patches_workspace, conv2d_patches},
+     conv2d_patches_supports, conv2d_patches_is_fast, conv2d_patches_applies, conv2d_patches_workspace, conv2d_patches},
     {CUDA_OPS_CONV2D_FEW_CHANNELS, "few_channels", "conv2d/few_channels/",
      "conv2d_few_channels_forward_kernel conv2d_few_channels_backward_input_kernel "
      "conv2d_few_channels_backward_input_small_filter_kernel conv2d_few_channels_backward_input_fma_kernel "

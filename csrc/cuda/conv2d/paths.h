@@ -128,6 +128,7 @@ cuda_ops_status conv2d_im2col(const ConvCall &call, ConvDevice device);
 Answer conv2d_patches_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_patches_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_patches_workspace(const ConvCall &call, ConvDevice device);
+bool conv2d_patches_applies(const ConvCall &call);
 cuda_ops_status conv2d_patches(const ConvCall &call, ConvDevice device);
 
 // The times that paths are expected to take; simt's in float32 and the halves, Winograd's in float32. Of other paths than
