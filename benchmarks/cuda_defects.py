@@ -288,10 +288,10 @@ DEFECTS = [
     ),
     Defect(
         326,
-        "gemm/sm90/store.cuh",
+        "common/activation.cuh",
         "relu makes 0 of NaN",
-        "sum[block][i] = sum[block][i] < 0.0f ? 0.0f : sum[block][i]; // NaN stays",
-        "sum[block][i] = sum[block][i] > 0.0f ? sum[block][i] : 0.0f;",
+        "x[e] = x[e] < 0.0f ? 0.0f : x[e]; // NaN stays",
+        "x[e] = x[e] > 0.0f ? x[e] : 0.0f;",
         "gemm",
         ("gemm/sm90/bfloat16.cu",),
     ),

@@ -207,6 +207,18 @@ def cases(device) -> Iterator[Case]:
         lambda x, y, w: y + x * w,
         (images, images.clone(), channels.view(4, 1, 1)),
     )
+    yield Case(
+        "excitation",
+        lambda x, w, b, v, c: ours.excitation(x, w, b, v, c),
+        lambda x, w, b, v, c: native.linear(native.relu(native.linear(x, w, b)), v, c),
+        (x, weight, bias, weight.clone(), bias.clone()),
+    )
+    yield Case(
+        "scale_channels",
+        lambda x, s: ours.scale_channels(x, s, "sigmoid"),
+        lambda x, s: x * native.sigmoid(s),
+        (images, images.detach()[:, :, :1, :1].clone().requires_grad_(images.requires_grad)),
+    )
     for name in ("layer_norm", "rms_norm"):
         mine, added, theirs = getattr(ours, name), getattr(ours, f"add_{name}"), getattr(native, name)
         yield Case(

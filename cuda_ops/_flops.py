@@ -62,6 +62,10 @@ def register_formulas(flop_counter):
     def _(input, weight, *args, out_shape=None):
         return 2 * prod(input) * weight[0]
 
+    @register("excitation_forward")
+    def _(input, weight1, bias1, weight2, *args, out_shape=None):
+        return 2 * input[0] * weight1[0] * (weight1[1] + weight2[0])
+
     @register("linear_backward_input", "gelu_linear_backward")
     def _(grad_output, weight, *args, out_shape=None):
         return 2 * prod(grad_output) * weight[1]

@@ -140,6 +140,11 @@ def example_calls(make):
             (make(3, 4), make(3, 4), weight),
             lambda input, residual, weight: residual + weight * input,
         ),
+        "excitation": (
+            (make(3, 4), make(2, 4), make(2), make(3, 2), make(3)),
+            lambda x, w1, b1, w2, b2: F.linear(F.linear(x, w1, b1).relu(), w2, b2),
+        ),
+        "scale_channels": ((make(2, 3, 4), make(2, 3)), lambda input, scale: input * scale[..., None]),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
         "linear_cross_entropy": (
             (make(3, 4), make(5, 4), labels),

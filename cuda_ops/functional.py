@@ -41,6 +41,7 @@ from .ops.dropout3d import dropout3d
 from .ops.dropout_add import dropout_add
 from .ops.elu import elu
 from .ops.embedding import embedding
+from .ops.excitation import excitation
 from .ops.gather_normalize import gather_normalize
 from .ops.geglu import geglu
 from .ops.gelu import gelu
@@ -79,6 +80,7 @@ from .ops.prod import prod
 from .ops.relu import relu
 from .ops.relu6 import relu6
 from .ops.rms_norm import rms_norm
+from .ops.scale_channels import scale_channels
 from .ops.scatter_add import scatter_add, scatter_add_
 from .ops.sigmoid import sigmoid
 from .ops.silu import silu
@@ -126,6 +128,7 @@ __all__ = [
     "dropout_add",
     "elu",
     "embedding",
+    "excitation",
     "flash_attention",
     "flash_attention_qkvpacked",
     "flash_attention_varlen",
@@ -169,6 +172,7 @@ __all__ = [
     "relu",
     "relu6",
     "rms_norm",
+    "scale_channels",
     "scaled_dot_product_attention",
     "scatter_add",
     "scatter_add_",

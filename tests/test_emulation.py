@@ -41,6 +41,8 @@ OPS = {
     "batch_norm": (["batch_norm", "common/paths.cu"], 40),
     "layer_norm": (["layer_norm", "common/paths.cu"], 40),
     "layer_scale_add": (["layer_scale_add.cu"], 60),
+    "scale_channels": (["scale_channels.cu"], 60),
+    "excitation": (["excitation.cu"], 60),
     "round_list": (["round_list.cu"], 60),
     "softmax": (
         ["softmax.cu", "log_softmax.cu", "logsumexp.cu", "masked_softmax.cu", "softmax", "common/paths.cu"],

@@ -110,6 +110,9 @@ def test_fused_products():
     for op in (functional.linear, functional.linear_relu, functional.linear_gelu):
         assert flops(op, x, w, b) == plain == 3 * 2 * 10 * 8 * 6
         assert flops(op, x.detach(), w, b) == 2 * 2 * 10 * 8 * 6
+    v = make(8, 6)
+    chain = flops(lambda x: torch.nn.functional.linear(torch.nn.functional.linear(x, w, b), v), x, backward=False)
+    assert flops(functional.excitation, x.flatten(0, 1), w, b, v, None, backward=False) == chain > 0
     labels = torch.arange(10) % 6
     assert flops(functional.linear_cross_entropy, x.flatten(0, 1), w, labels) == plain
     assert flops(functional.linear_cross_entropy, x.detach().flatten(0, 1), w, labels) == 2 * 2 * 10 * 8 * 6

@@ -158,6 +158,7 @@ ROWS = {
     "geglu": (F.geglu, lambda x: N.gelu(x[:, :512]) * x[:, 512:], ()),
     "dropout_add": (lambda x: F.dropout_add(x, x, 0.0), lambda x: x + x, ()),
     "layer_scale_add": (lambda x, w: F.layer_scale_add(x, x, w), lambda x, w: x + w * x, [(1024,)]),
+    "scale_channels": (lambda x: F.scale_channels(x.unsqueeze(2), x), lambda x: (x * x).unsqueeze(2), ()),
     "permute_contiguous": (
         lambda x: F.permute_contiguous(x.view(-1, 32, 32), (0, 2, 1)),
         lambda x: x.view(-1, 32, 32).transpose(1, 2),

@@ -21,9 +21,8 @@ using at::IntArrayRef;
 
 static const char *const CHANNEL_OF_OUTPUT = "output channel of weight"; // in messages
 
-// As conv2d's kernels know it, or nothing where none of them has it.
-static std::optional<cuda_ops_conv2d_activation> activation_of(const char *op,
-                                                               std::optional<std::string_view> activation)
+// As conv2d's kernels know it.
+static cuda_ops_conv2d_activation activation_of(const char *op, std::optional<std::string_view> activation)
 {
     if (!activation)
         return CUDA_OPS_CONV2D_NONE;
@@ -36,7 +35,7 @@ static std::optional<cuda_ops_conv2d_activation> activation_of(const char *op,
     TORCH_CHECK_VALUE(activation == "silu", op,
                       ": expected activation to be 'relu', 'relu6', 'silu', 'hardswish' or None, got '", *activation,
                       "'");
-    return std::nullopt;
+    return CUDA_OPS_CONV2D_SILU;
 }
 
 // weight and bias of the convolution that is both, in input's dtype; the weight in the format that it has.
@@ -91,7 +90,7 @@ static Tensor conv_bn_act_inference(const Tensor &input, const Tensor &weight, c
                                     IntArrayRef padding, IntArrayRef dilation, int64_t groups)
 {
     const char *const op = "conv_bn_act";
-    const std::optional<cuda_ops_conv2d_activation> function = activation_of(op, activation);
+    const cuda_ops_conv2d_activation function = activation_of(op, activation);
     check_dtype(op, "input", input);
     const Conv2dParameters parameters{stride, padding, dilation, groups};
     const cuda_ops_conv2d_sizes sizes = check_conv2d_sizes(op, input.sizes(), weight.sizes(), parameters);
@@ -115,9 +114,9 @@ static Tensor conv_bn_act_inference(const Tensor &input, const Tensor &weight, c
     // output.
     const int64_t written = sizes.batch * channels * sizes.out_height * sizes.out_width;
     const bool is_less = weight.scalar_type() == input.scalar_type() ? weight.numel() < written : written > 0;
-    if (is_less && function && conv2d_applies(op, input, weight, parameters, channels_last, *function)) {
+    if (is_less && conv2d_applies(op, input, weight, parameters, channels_last, function)) {
         const auto [w, b] = folded(op, input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps);
-        return conv2d_forward(op, input, w, b, parameters, channels_last, *function);
+        return conv2d_forward(op, input, w, b, parameters, channels_last, function);
     }
     const at::ScalarType type = input.scalar_type();
     const std::optional<Tensor> b = bias ? std::optional<Tensor>(bias->to(type)) : bias;

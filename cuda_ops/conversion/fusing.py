@@ -19,6 +19,7 @@ from ..ops.concat_batch_norm_act import concat_batch_norm_act
 from ..ops.conv_bn_act import conv_bn_act_modules
 from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
 from ..ops.dropout import dropout
+from ..ops.excitation import ACTIVATIONS as EXCITATIONS
 from ..ops.layer_norm_rounded import add_layer_norm_rounded_forward, layer_norm_rounded_forward
 from ..ops.layer_scale_add import layer_scale_add_forward
 from . import layers
@@ -32,6 +33,8 @@ LETTERS = {
     "6": "ReLU6",
     "s": "SiLU",
     "h": "Hardswish",
+    "S": "Sigmoid",
+    "H": "Hardsigmoid",
     "p": "MaxPool2d",
     "l": "Linear",
     "g": "GELU",
@@ -42,7 +45,9 @@ LETTERS = {
 CLASSES = {letter: (getattr(layers, name), getattr(nn, name)) for letter, name in LETTERS.items()}
 LETTER_OF = {cls: letter for letter, classes in CLASSES.items() for cls in classes}
 ACTIVATIONS = {"r": "relu", "6": "relu6", "s": "silu", "h": "hardswish"}  # batch_norm_act's
+GATES = {"S": "sigmoid", "H": "hardsigmoid"}  # scale_channels
 ATTENTION = (layers.MultiheadAttention, nn.MultiheadAttention)
+MOST_PRODUCTS = 1 << 26  # of excitation, whose weights are read anew for every eight images
 MOST_WINDOW = 255  # of conv_bn_relu_pool
 HALVES = (torch.float16, torch.bfloat16)
 LAYER_NORM_2D = ("torchvision.models.convnext", "LayerNorm2d")
@@ -94,6 +99,57 @@ def gated(input: Tensor, activation, value: Tensor, function: str, approximate: 
         return activation(input) * value
     output = Functions.silu(input) if function == "swiglu" else Functions.gelu(input, approximate=approximate)
     return output * value
+
+
+def excitation(input: Tensor, conv1, activation, conv2) -> Tensor:
+    """conv2(activation(conv1(input))) of images that are pooled to a pixel, in evaluation without gradients.
+    `activation`: a layer, or the name of a function."""
+    letter = LETTER_OF.get(type(activation), "-")
+    name = activation if type(activation) is str else ACTIVATIONS.get(letter)
+    if (
+        takes(input)
+        and input.dim() == 4
+        and input.shape[2:].numel() == 1
+        and name in EXCITATIONS
+        and not (torch.is_grad_enabled() or torch.jit.is_tracing())  # backward computes it anew
+        and all(is_plain(conv, "c") and _is_pointwise(conv) for conv in (conv1, conv2))
+        and (name is activation or is_plain(activation, letter))
+        and input.shape[0] * conv1.out_channels * (conv1.in_channels + conv2.out_channels) <= MOST_PRODUCTS
+    ):
+        parameters = [parameter(conv, which) for conv in (conv1, conv2) for which in ("weight", "bias")]
+        dtypes = {tensor.dtype for tensor in parameters if tensor is not None}
+        device = input.device.type
+        is_cast = _autocasts(device) and input.dtype is not torch.float64
+        dtype = torch.get_autocast_dtype(device) if is_cast else input.dtype
+        if dtypes == {dtype} or (dtypes == {torch.float32} and dtype in HALVES):
+            return functional.excitation(input, *parameters, name)
+    output = conv1(input)
+    return conv2(getattr(Functions, name)(output) if name is activation else activation(output))
+
+
+def _is_pointwise(conv) -> bool:
+    """Whether a convolution makes a pixel of a pixel."""
+    return conv.kernel_size == (1, 1) and conv.padding in ((0, 0), "valid", "same") and conv.groups == 1
+
+
+def scale_channels(scale: Tensor, activation, input: Tensor, function: str) -> Tensor:
+    """activation(scale) * input, with one of a squeeze-and-excitation block's factors for each channel of each image.
+    function: sigmoid or hardsigmoid, for an activation that is such a layer or a function of that name."""
+    letter = "S" if function == "sigmoid" else "H"
+    if (
+        takes(input)
+        and takes(scale)
+        and input.dim() == scale.dim() > 2
+        and scale.shape[:2] == input.shape[:2]
+        and scale.shape[2:].numel() == 1
+        and scale.dtype is input.dtype
+        and scale.device == input.device
+        and is_plain(activation, letter)
+        and not getattr(activation, "inplace", False)
+    ):
+        return functional.scale_channels(input, scale, function)
+    factor = getattr(Functions, function)(scale) if activation is None else activation(scale)
+    return factor * input
 
 
 def batch_norm_act(input: Tensor, norm, activation, residual: Tensor | None = None, inplace: bool = False) -> Tensor:

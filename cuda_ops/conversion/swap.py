@@ -38,11 +38,13 @@ def convert(
             Hardswish) with or without a residual sum between them, LayerScale, StochasticDepth and residual sum, and
             Conv2d–BatchNorm2d with or without one of these activations: in evaluation without gradients the norm is
             folded into the convolution (:func:`cuda_ops.functional.conv_bn_act`), anew at each call, so that parameters
-            and statistics may change in any way, in a CUDA graph too. Under autocast a LayerNorm in front of a layer
-            that lowers its input returns that layer's dtype at once. It happens in Sequential, in torchvision's dense
-            layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch but
-            on an attribute of the module; no value of a global, no mode of PyTorch's asked for); there functions
-            of torch.nn.functional become ours too. Layers with hooks, or changed later, are called one by one. In every
+            and statistics may change in any way, in a CUDA graph too. The gate of a squeeze-and-excitation block and
+            its product with the image are one op (:func:`cuda_ops.functional.scale_channels`), and without gradients so
+            are its two convolutions (:func:`cuda_ops.functional.excitation`). Under autocast a LayerNorm in front of a
+            layer that lowers its input returns that layer's dtype at once. It happens in Sequential, in torchvision's
+            dense layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch
+            but on an attribute of the module; no value of a global, no mode of PyTorch's asked for); there functions of
+            torch.nn.functional become ours too. Layers with hooks, or changed later, are called one by one. In every
             forward, calls of torch.nn.functional.scaled_dot_product_attention become ours, and those of transformers'
             models whose attention is sdpa; eager attention, which returns the weights, is left.
         only: names of submodules (with * and ? as in file names), names of classes, or classes: what to convert.

@@ -30,7 +30,7 @@ from torch.fx import Graph, Tracer
 from .._modules import unlike
 from . import fusing
 from .attention import NATIVE, is_users, methods_of
-from .fusing import ACTIVATIONS, LETTER_OF, is_simple_window
+from .fusing import ACTIVATIONS, GATES, LETTER_OF, is_simple_window
 from .layers import FUNCTIONS, Functions
 
 # Numbers of theirs are drawn anew at each call.
@@ -465,6 +465,8 @@ def _rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
     for node in list(graph.nodes):
         found.try_gated(node)
     for node in list(graph.nodes):
+        found.try_excitation(node)
+    for node in list(graph.nodes):
         found.try_layer_scale(node)
     for node in list(graph.nodes):
         found.try_function(node)
@@ -492,12 +494,15 @@ class _Finder:
             for letter, name in ACTIVATIONS.items():
                 if function is getattr(Functions, name) and set(node.kwargs) <= {"inplace"}:
                     return letter
+            for letter, name in GATES.items():
+                if function is getattr(Functions, name) and set(node.kwargs) <= {"inplace"}:
+                    return letter
             if function is Functions.gelu and len(node.args) == 1 and set(node.kwargs) <= {"approximate"}:
                 return "g"
             if node.target is torch.nn.functional.max_pool2d and self.window(node):
                 return "p"
-        if node.op == "call_method" and node.target == "relu" and len(node.args) == 1:
-            return "r"
+        if node.op == "call_method" and node.target in ("relu", "sigmoid") and len(node.args) == 1:
+            return "r" if node.target == "relu" else "S"
         return "-"
 
     @staticmethod
@@ -616,10 +621,20 @@ class _Finder:
             return
         for activation, value in (product.args, product.args[::-1]):
             letter = self.letter(activation)
-            alone = letter in "sg" and len(activation.users) == 1 and activation is not value
+            alone = letter in "sgSH" and len(activation.users) == 1 and activation is not value
+            if letter in GATES and not self.is_pointwise(activation.args[0]):
+                continue  # what it opens are not an image's channels
             if alone and len(activation.args) == 1 and not activation.kwargs.get("inplace"):
                 break
         else:
+            return
+        if letter in GATES:
+            function = "scale_channels"
+            with self.graph.inserting_before(product):
+                arguments = activation.args[0], self.layer(activation), value, GATES[letter]
+                new = self.call(product, fusing.scale_channels, *arguments)
+            self.gain(function, activation, product)
+            self.replace((activation, product), new)
             return
         function = "swiglu" if letter == "s" else "geglu"
         with self.graph.inserting_before(product):
@@ -628,6 +643,33 @@ class _Finder:
             new = self.call(product, fusing.gated, activation.args[0], layer, value, function, *extra)
         self.gain(function, activation, product)
         self.replace((activation, product), new)
+
+    def try_excitation(self, conv2):
+        """Two convolutions of 1x1 with an activation between them, of an image that is pooled to a pixel."""
+        if not self.is_pointwise(conv2):
+            return
+        activation = conv2.args[0]
+        letter = self.letter(activation)
+        conv1 = self.before(activation, "c") if letter in ACTIVATIONS and len(activation.users) == 1 else None
+        if conv1 is None or not self.is_pointwise(conv1) or not self.is_pooled(conv1.args[0]):
+            return
+        with self.graph.inserting_before(conv2):
+            function = self.layer(activation) or ACTIVATIONS[letter]
+            new = self.call(conv2, fusing.excitation, conv1.args[0], self.layer(conv1), function, self.layer(conv2))
+        self.gain("excitation", conv1, activation, conv2)
+        self.replace((conv1, activation, conv2), new)
+
+    def is_pooled(self, node) -> bool:
+        if not isinstance(node, torch.fx.Node) or node.op != "call_module":
+            return False
+        module = self.module.get_submodule(node.target)
+        return isinstance(module, torch.nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1))
+
+    def is_pointwise(self, node) -> bool:
+        """Whether a node is a convolution of 1x1, as those of a squeeze-and-excitation block are, for one user, so that
+        nobody writes to its result."""
+        is_conv = self.letter(node) == "c" and node.op == "call_module" and len(node.users) == 1
+        return is_conv and self.module.get_submodule(node.target).kernel_size == (1, 1)
 
     def try_norm(self, norm):
         if norm.op != "call_module" or self.letter(norm) not in "nm":

@@ -67,6 +67,8 @@ static inline double activated(double x, int activation)
         return fmin(fmax(x, 0), 6);
     case CUDA_OPS_CONV2D_HARDSWISH:
         return x * fmin(fmax(x + 3, 0), 6) / 6;
+    case CUDA_OPS_CONV2D_SILU:
+        return x / (1 + exp(-x));
     default:
         return x;
     }

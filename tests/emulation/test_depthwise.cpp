@@ -50,7 +50,7 @@ static void depthwise(int64_t number)
         if (weight[i] == 0)
             set(weight.data, i, 1, dtype);
     if (pass == CUDA_OPS_CONV2D_FORWARD && finite && dtype != CUDA_OPS_FLOAT64 && one_in(2))
-        s.activation = (int)random_in(CUDA_OPS_CONV2D_RELU, CUDA_OPS_CONV2D_HARDSWISH);
+        s.activation = (int)random_in(CUDA_OPS_CONV2D_RELU, CUDA_OPS_CONV2D_SILU);
     describe(
         "case %lld: pass %d, dtype %d, %lld x %lld -> %lld, %lld x %lld, padding %lld of %lld, %lld of %lld, filter "
         "%lld x %lld, stride %lld, dilation %lld, channels_last %d %d, activation %d",

@@ -46,7 +46,7 @@ static void few_channels(int64_t number)
         if (weight[i] == 0)
             set(weight.data, i, 1, dtype);
     if (pass == CUDA_OPS_CONV2D_FORWARD && finite && one_in(2))
-        s.activation = (int)random_in(CUDA_OPS_CONV2D_RELU, CUDA_OPS_CONV2D_HARDSWISH);
+        s.activation = (int)random_in(CUDA_OPS_CONV2D_RELU, CUDA_OPS_CONV2D_SILU);
     describe("case %lld: pass %d, dtype %d, TF32 %d, %lld x %lld -> %lld, %lld x %lld, padding %lld of %lld, %lld of "
              "%lld, filter %lld x %lld, stride %lld, channels_last %d %d %d, activation %d",
              (long long)number, pass, dtype, s.allow_tf32, (long long)s.batch, (long long)s.in_channels,

@@ -50,6 +50,26 @@ struct Operand {
     }
 };
 
+static double activated(double x, int activation)
+{
+    switch (activation) {
+    case CUDA_OPS_GEMM_RELU:
+        return fmax(x, 0);
+    case CUDA_OPS_GEMM_RELU6:
+        return fmin(fmax(x, 0), 6);
+    case CUDA_OPS_GEMM_SILU:
+        return x / (1 + exp(-x));
+    case CUDA_OPS_GEMM_HARDSWISH:
+        return x * fmin(fmax(x + 3, 0), 6) / 6;
+    case CUDA_OPS_GEMM_GELU:
+        return x / 2 * (1 + erf(x / sqrt(2.0)));
+    case CUDA_OPS_GEMM_GELU_TANH:
+        return x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979) * (x + 0.044715 * x * x * x)));
+    default:
+        return x;
+    }
+}
+
 static void gemm(int64_t number)
 {
     static constexpr cuda_ops_dtype KINDS[] = {CUDA_OPS_BFLOAT16, CUDA_OPS_FLOAT16, CUDA_OPS_FLOAT32};
@@ -61,7 +81,8 @@ static void gemm(int64_t number)
     p.transpose_a = one_in(2), p.transpose_b = one_in(2);
     p.alpha = 1;
     p.allow_tf32 = 1;
-    p.activation = one_in(2) ? CUDA_OPS_GEMM_RELU : CUDA_OPS_GEMM_NONE;
+    p.activation = one_in(2) ? (cuda_ops_gemm_activation)random_in(CUDA_OPS_GEMM_RELU, CUDA_OPS_GEMM_HARDSWISH)
+                             : CUDA_OPS_GEMM_NONE;
     Operand a(p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.batch, p.dtype);
     Operand b(p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.batch, p.dtype);
     p.lda = a.pitch, p.stride_a = a.stride, p.ldb = b.pitch, p.stride_b = b.stride;
@@ -85,10 +106,9 @@ static void gemm(int64_t number)
                                         b.array[matrix * b.stride + (p.transpose_b ? j * p.ldb + k : k * p.ldb + j)];
                     sum += term, magnitude += fabs(term);
                 }
-                if (p.activation == CUDA_OPS_GEMM_RELU && sum < 0)
-                    sum = 0;
+                sum = activated(sum, p.activation);
                 expect_near("d", matrix * p.stride_d + i * p.ldd + j, d[matrix * p.stride_d + i * p.ldd + j], sum,
-                            rounding_of(p.dtype) * fabs(sum) + 1e-5 * magnitude);
+                            rounding_of(p.dtype) * fabs(sum) + 2e-5 * magnitude);
             }
 }
 

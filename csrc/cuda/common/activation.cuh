@@ -53,18 +53,87 @@ __device__ __forceinline__ float gelu_tanh_slope_quickly(float x)
     return fmaf(x * share * (1 - share), fmaf(0.2140644488f * x, x, 1.5957691216f), share);
 }
 
+// x / (1 + exp(-x)), and NaN of -infinity.
+__device__ __forceinline__ float silu_quickly(float x)
+{
+    return x * rcp_approx_ftz(1.0f + ex2_approx_ftz(-1.4426950409f * x));
+}
+// Near -3, where the result is 0, its error is that of x.
+__device__ __forceinline__ float hardswish_quickly(float x)
+{
+    return x * __saturatef(fmaf(x, 0.1666666667f, 0.5f));
+}
+
+// Those that are long enough for an epilogue of their own.
+__host__ __device__ __forceinline__ bool is_gelu(int activation)
+{
+    return activation == CUDA_OPS_GEMM_GELU || activation == CUDA_OPS_GEMM_GELU_TANH;
+}
+
+__device__ __forceinline__ float silu(float x)
+{
+    return silu_f32(x);
+}
+__device__ __forceinline__ double silu(double x)
+{
+    return silu_f64(x);
+}
+__device__ __forceinline__ float hardswish(float x)
+{
+    return hardswish_f32(x);
+}
+__device__ __forceinline__ double hardswish(double x)
+{
+    return hardswish_f64(x);
+}
+
 template <typename A>
 __device__ __forceinline__ A activate(A x, int activation)
 {
     switch (activation) {
     case CUDA_OPS_GEMM_RELU:
         return x < A(0) ? A(0) : x; // NaN stays
+    case CUDA_OPS_GEMM_RELU6:
+        return x < A(0) ? A(0) : x > A(6) ? A(6) : x;
+    case CUDA_OPS_GEMM_SILU:
+        return silu(x);
+    case CUDA_OPS_GEMM_HARDSWISH:
+        return hardswish(x);
     case CUDA_OPS_GEMM_GELU:
         return gelu(x);
     case CUDA_OPS_GEMM_GELU_TANH:
         return gelu_tanh(x);
     default:
         return x;
+    }
+}
+
+// The same of all elements. Which it is, is asked once, so that one element's steps fill another's waits.
+template <typename A, int COUNT>
+__device__ __forceinline__ void activate_all(A (&x)[COUNT], int activation)
+{
+    if (activation == CUDA_OPS_GEMM_GELU) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = gelu(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_GELU_TANH) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = gelu_tanh(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_SILU) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = silu(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_HARDSWISH) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = hardswish(x[e]);
+    } else if (activation != CUDA_OPS_GEMM_NONE) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++) {
+            x[e] = x[e] < A(0) ? A(0) : x[e]; // and NaN stays
+            x[e] = activation == CUDA_OPS_GEMM_RELU6 && x[e] > A(6) ? A(6) : x[e];
+        }
     }
 }
 
@@ -101,6 +170,31 @@ __device__ __forceinline__ void gelu_quickly(float (&x)[COUNT])
     }
 }
 
+// All but gelu, in a few instructions an element: for sums in registers.
+template <int COUNT>
+__device__ __forceinline__ void activate_simply(float (&x)[COUNT], int activation)
+{
+    if (activation == CUDA_OPS_GEMM_RELU) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = x[e] < 0.0f ? 0.0f : x[e]; // NaN stays
+    } else if (activation == CUDA_OPS_GEMM_SILU) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = silu_quickly(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_HARDSWISH) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = hardswish_quickly(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_RELU6) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++) {
+            x[e] = x[e] < 0.0f ? 0.0f : x[e];
+            x[e] = x[e] > 6.0f ? 6.0f : x[e];
+        }
+    }
+}
+
 template <int COUNT>
 __device__ __forceinline__ void activate_quickly(float (&x)[COUNT], int activation)
 {
@@ -110,10 +204,8 @@ __device__ __forceinline__ void activate_quickly(float (&x)[COUNT], int activati
 #pragma unroll
         for (int e = 0; e < COUNT; e++)
             x[e] = gelu_tanh_quickly(x[e]);
-    } else if (activation == CUDA_OPS_GEMM_RELU) {
-#pragma unroll
-        for (int e = 0; e < COUNT; e++)
-            x[e] = x[e] < 0.0f ? 0.0f : x[e]; // NaN stays
+    } else {
+        activate_simply(x, activation);
     }
 }
 

@@ -1,15 +1,18 @@
-// The activation of forward's epilogues on CUDA cores. NaN stays. silu is none of them: with its exponentials, of all
-// of a thread's values after its products, a depthwise kernel took longer than it and batch_norm's pass apart.
+// The activation of forward's epilogues on CUDA cores, of values that are rounded to T. NaN stays.
 #ifndef CUDA_OPS_CONV2D_ACTIVATION_CUH
 #define CUDA_OPS_CONV2D_ACTIVATION_CUH
 
-#include "common/activation_functions.cuh"
+#include "common/activation.cuh"
 #include "cuda_ops/conv2d.h"
 
-template <int COUNT>
+template <typename T, int COUNT>
 __device__ __forceinline__ void conv2d_activate(float (&x)[COUNT], int activation)
 {
-    if (activation == CUDA_OPS_CONV2D_HARDSWISH) {
+    if (activation == CUDA_OPS_CONV2D_SILU) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            x[i] = sizeof(T) == 2 ? silu_quickly(x[i]) : silu_f32(x[i]);
+    } else if (activation == CUDA_OPS_CONV2D_HARDSWISH) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
             x[i] = hardswish_f32(x[i]);

@@ -30,14 +30,14 @@ static Answer sm90_is_fast(const ConvCall &call, ConvDevice device)
 static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_PATCHES, "patches", "conv2d/patches/",
      "conv2d_patches_forward_kernel conv2d_patches_kernel conv2d_patches_input_kernel conv2d_patches_weight_kernel",
-     conv2d_patches_supports, conv2d_patches_is_fast, nullptr, conv2d_patches_workspace, conv2d_patches},
+     conv2d_patches_supports, conv2d_patches_is_fast, conv2d_patches_applies, conv2d_patches_workspace, conv2d_patches},
     {CUDA_OPS_CONV2D_FEW_CHANNELS, "few_channels", "conv2d/few_channels/",
      "conv2d_few_channels_forward_kernel conv2d_few_channels_backward_input_kernel "
      "conv2d_few_channels_backward_input_small_filter_kernel conv2d_few_channels_backward_input_fma_kernel "
      "conv2d_few_channels_backward_input_stride2_kernel conv2d_few_channels_backward_input_stride2_fma_kernel "
      "conv2d_few_channels_backward_weight_kernel",
-     conv2d_few_channels_supports, conv2d_few_channels_is_fast, conv2d_few_channels_applies,
-     conv2d_few_channels_workspace, conv2d_few_channels},
+     conv2d_few_channels_supports, conv2d_few_channels_is_fast, conv2d_applies_all, conv2d_few_channels_workspace,
+     conv2d_few_channels},
     {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", "conv2d/depthwise/",
      "conv2d_depthwise_forward_contiguous_kernel "
      "conv2d_depthwise_forward_unrolled_kernel conv2d_depthwise_backward_input_unrolled_kernel "
@@ -49,20 +49,20 @@ static const ConvPath PATHS[] = {
      conv2d_depthwise_supports, conv2d_depthwise_is_fast, conv2d_depthwise_applies, conv2d_depthwise_workspace,
      conv2d_depthwise},
     {CUDA_OPS_CONV2D_GEMM_1X1, "gemm_1x1", "conv2d/gemm_1x1.cu", "", conv2d_gemm_1x1_supports, conv2d_gemm_1x1_is_fast,
-     conv2d_applies_relu, conv2d_gemm_1x1_workspace, conv2d_gemm_1x1},
+     conv2d_gemm_1x1_applies, conv2d_gemm_1x1_workspace, conv2d_gemm_1x1},
     {CUDA_OPS_CONV2D_IM2COL, "im2col", "conv2d/im2col.cu", "conv2d_im2col_kernel conv2d_col2im_kernel",
      conv2d_im2col_supports, conv2d_im2col_is_fast, nullptr, conv2d_im2col_workspace, conv2d_im2col},
     {CUDA_OPS_CONV2D_SM90_HALO, "sm90_halo", "conv2d/sm90_halo/", "conv2d_sm90_halo_kernel", conv2d_sm90_halo_supports,
-     conv2d_sm90_halo_is_fast, conv2d_applies_relu, conv2d_sm90_halo_workspace, conv2d_sm90_halo},
+     conv2d_sm90_halo_is_fast, conv2d_applies_all, conv2d_sm90_halo_workspace, conv2d_sm90_halo},
     {CUDA_OPS_CONV2D_GROUPED, "grouped", "conv2d/grouped/",
      "conv2d_grouped_kernel conv2d_grouped_sm90_kernel conv2d_grouped_weight_kernel "
      "conv2d_grouped_weight_float32_kernel",
      conv2d_grouped_supports, conv2d_grouped_is_fast, nullptr, conv2d_grouped_workspace, conv2d_grouped},
     {CUDA_OPS_CONV2D_SM90, "sm90", "conv2d/sm90/",
      "conv2d_sm90_kernel conv2d_sm90_backward_input_strided_kernel conv2d_sm90_cluster_kernel", conv2d_sm90_supports,
-     sm90_is_fast, conv2d_applies_relu, conv2d_sm90_workspace, conv2d_sm90},
+     sm90_is_fast, conv2d_applies_all, conv2d_sm90_workspace, conv2d_sm90},
     {CUDA_OPS_CONV2D_MMA, "mma", "conv2d/mma/", "conv2d_mma_forward_kernel conv2d_mma_backward_weight_kernel",
-     conv2d_mma_supports, nullptr, conv2d_applies_relu, conv2d_mma_workspace, conv2d_mma},
+     conv2d_mma_supports, nullptr, conv2d_applies_all, conv2d_mma_workspace, conv2d_mma},
     {CUDA_OPS_CONV2D_PADDED, "padded", "conv2d/padded.cu",
      "conv2d_pad_channels_last_kernel conv2d_pad_channels_contiguous_kernel", conv2d_padded_supports,
      conv2d_padded_is_fast, nullptr, conv2d_padded_workspace, conv2d_padded},

@@ -29,7 +29,7 @@ static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
     p.ldb = pitch > 0 ? pitch : forward ? p.k : p.n;
     p.ldd = p.n;
     p.alpha = 1;
-    p.activation = s.activation == CUDA_OPS_CONV2D_RELU ? CUDA_OPS_GEMM_RELU : CUDA_OPS_GEMM_NONE;
+    p.activation = conv2d_gemm_activation(call);
     p.dtype = p.output_dtype = p.bias_dtype = call.dtype;
     p.allow_tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
     return p;
@@ -91,6 +91,15 @@ size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device)
         bytes = transposed > bytes ? transposed : bytes;
     }
     return bytes;
+}
+
+// gemm's path narrow has relu alone: its product and batch_norm's pass apart are faster than another path.
+bool conv2d_gemm_1x1_applies(const ConvCall &call)
+{
+    ConvCall product = call;
+    product.sizes.activation = CUDA_OPS_CONV2D_NONE;
+    return call.sizes.activation == CUDA_OPS_CONV2D_RELU ||
+           gemm_path_on(problem_of(product, 0), current_device()) != GEMM_NARROW;
 }
 
 cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device)

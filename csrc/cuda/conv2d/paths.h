@@ -7,6 +7,7 @@
 
 #include "common/paths.h"
 #include "cuda_ops/conv2d.h"
+#include "cuda_ops/gemm.h"
 
 // One call of a launcher. `result` is the tensor that the pass computes, whose own name among the others is NULL.
 // conv2d.cu has checked the sizes, and that the result is not empty.
@@ -44,9 +45,25 @@ struct ConvPath {
 };
 
 // What several rows answer.
-static inline bool conv2d_applies_relu(const ConvCall &call)
+static inline bool conv2d_applies_all(const ConvCall &)
 {
-    return call.sizes.activation == CUDA_OPS_CONV2D_RELU;
+    return true;
+}
+// The activation as the epilogues of products have it.
+static inline cuda_ops_gemm_activation conv2d_gemm_activation(const ConvCall &call)
+{
+    switch (call.sizes.activation) {
+    case CUDA_OPS_CONV2D_RELU:
+        return CUDA_OPS_GEMM_RELU;
+    case CUDA_OPS_CONV2D_RELU6:
+        return CUDA_OPS_GEMM_RELU6;
+    case CUDA_OPS_CONV2D_HARDSWISH:
+        return CUDA_OPS_GEMM_HARDSWISH;
+    case CUDA_OPS_CONV2D_SILU:
+        return CUDA_OPS_GEMM_SILU;
+    default:
+        return CUDA_OPS_GEMM_NONE;
+    }
 }
 static constexpr Answer CONV_NEEDS_TENSOR_CORES = {"takes float16 and bfloat16, and float32 where TF32 is allowed"};
 static constexpr Answer CONV_NEEDS_ONE_GROUP = {"takes one group"};
@@ -92,6 +109,7 @@ cuda_ops_status conv2d_padded(const ConvCall &call, ConvDevice device);
 Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device);
+bool conv2d_gemm_1x1_applies(const ConvCall &call);
 cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device);
 
 // 3x3 kernels in float32 by Winograd's algorithm (winograd/winograd.cu).
@@ -110,6 +128,7 @@ cuda_ops_status conv2d_im2col(const ConvCall &call, ConvDevice device);
 Answer conv2d_patches_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_patches_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_patches_workspace(const ConvCall &call, ConvDevice device);
+bool conv2d_patches_applies(const ConvCall &call);
 cuda_ops_status conv2d_patches(const ConvCall &call, ConvDevice device);
 
 // The times that paths are expected to take; simt's in float32 and the halves, Winograd's in float32. Of other paths than
@@ -125,7 +144,6 @@ double conv2d_grouped_microseconds(const ConvCall &call, ConvDevice device);
 Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device);
-bool conv2d_few_channels_applies(const ConvCall &call);
 cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device);
 
 // A group for each input channel (depthwise/forward_backward_input.cu).

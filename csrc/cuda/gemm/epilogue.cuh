@@ -69,7 +69,7 @@ __device__ __forceinline__ accumulate_type<T> bias_at(const Epilogue &epilogue, 
     return load_as_accumulate(static_cast<const T *>(epilogue.bias)[column]);
 }
 
-// Everything but gelu.
+// None, or relu.
 template <typename T>
 __device__ __forceinline__ accumulate_type<T> finish_simply(accumulate_type<T> sum, const Epilogue &epilogue,
                                                             int64_t column)
@@ -87,9 +87,7 @@ template <typename T>
 __device__ __forceinline__ accumulate_type<T> finish(accumulate_type<T> sum, const Epilogue &epilogue, int64_t column)
 {
     const accumulate_type<T> value = finish_simply<T>(sum, epilogue, column);
-    if (epilogue.activation == CUDA_OPS_GEMM_GELU)
-        return gelu(value);
-    return epilogue.activation == CUDA_OPS_GEMM_GELU_TANH ? gelu_tanh(value) : value;
+    return epilogue.activation > CUDA_OPS_GEMM_RELU ? activate(value, epilogue.activation) : value;
 }
 
 template <typename T>

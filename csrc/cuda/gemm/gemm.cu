@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "common/activation.cuh"
 #include "common/common.cuh"
 #include "gemm/paths.h"
 #include "gemm/simt/parts.h"
@@ -117,7 +118,7 @@ static constexpr int GELU_TILE = 2;
 static bool is_gelu_kernel(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
     return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile == GELU_TILE && p.preactivation &&
-           p.activation > CUDA_OPS_GEMM_RELU && !p.transpose_a && p.transpose_b;
+           is_gelu(p.activation) && !p.transpose_a && p.transpose_b;
 }
 
 // sm90's clusters of two tiles, one of each of two lines of tiles, that so many lines make. The last of an odd number of
@@ -487,7 +488,7 @@ static constexpr int PINGPONG = 1, COOPERATIVE = 5;
 static bool has_long_epilogue(const GemmPlan &plan, const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan.path == GEMM_SM90 && plan.tile == PINGPONG && plan.splits == 1 && !p.transpose_a &&
-           p.activation > CUDA_OPS_GEMM_RELU &&
+           is_gelu(p.activation) &&
            clusters_of_lines(ceil_div(p.m, 128), ceil_div(p.n, 128)) * p.batch <= device.multiprocessors / 2;
 }
 
@@ -626,7 +627,7 @@ static bool is_valid(const GemmCall &call)
     const int64_t a_row = p.transpose_a ? p.m : p.k, b_row = p.transpose_b ? p.k : p.n;
     return p.m >= 0 && p.n >= 0 && p.k >= 0 && p.batch >= 0 && p.lda >= a_row && p.ldb >= b_row && p.ldd >= p.n &&
            is_wider_or_same(p.output_dtype, p.dtype) && (!call.bias || is_wider_or_same(p.bias_dtype, p.dtype)) &&
-           p.activation >= CUDA_OPS_GEMM_NONE && p.activation <= CUDA_OPS_GEMM_GELU_TANH;
+           p.activation >= CUDA_OPS_GEMM_NONE && p.activation <= CUDA_OPS_GEMM_HARDSWISH;
 }
 
 static const GemmPath *choose(const GemmCall &call, int number, GemmDevice device)

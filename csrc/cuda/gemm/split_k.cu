@@ -15,7 +15,10 @@ __device__ __forceinline__ void finish(void *d, aligned_vector<accumulate_type<T
                                        const cuda_ops_gemm_problem &p, int64_t i)
 {
     typedef accumulate_type<T> A;
-    const int64_t row = i / p.n, column = i - row * p.n, matrix = row / p.m;
+    // Divisions of 64 bits take longer than the rest of it.
+    const bool small = p.batch * p.m * p.n <= INT32_MAX;
+    const int64_t row = small ? (int64_t)((uint32_t)i / (uint32_t)p.n) : i / p.n, column = i - row * p.n;
+    const int64_t matrix = p.batch == 1 ? 0 : small ? (int64_t)((uint32_t)row / (uint32_t)p.m) : row / p.m;
 #pragma unroll
     for (int e = 0; e < COUNT; e++) {
         A &value = sum.element[e];
@@ -44,9 +47,7 @@ __device__ __forceinline__ void finish(void *d, aligned_vector<accumulate_type<T
     };
     if (p.preactivation)
         store(p.preactivation);
-#pragma unroll
-    for (int e = 0; e < COUNT; e++)
-        sum.element[e] = activate(sum.element[e], p.activation);
+    activate_all(sum.element, p.activation);
     store(d);
 }
 

@@ -34,7 +34,8 @@ typedef enum cuda_ops_conv2d_activation {
     CUDA_OPS_CONV2D_NONE = 0,
     CUDA_OPS_CONV2D_RELU = 1,
     CUDA_OPS_CONV2D_RELU6 = 2,
-    CUDA_OPS_CONV2D_HARDSWISH = 3
+    CUDA_OPS_CONV2D_HARDSWISH = 3,
+    CUDA_OPS_CONV2D_SILU = 4
 } cuda_ops_conv2d_activation;
 
 typedef struct cuda_ops_conv2d_sizes {

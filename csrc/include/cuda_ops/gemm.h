@@ -23,9 +23,12 @@ extern "C" {
 
 typedef enum cuda_ops_gemm_activation {
     CUDA_OPS_GEMM_NONE = 0,
-    CUDA_OPS_GEMM_RELU = 1,     /* NaN stays NaN */
-    CUDA_OPS_GEMM_GELU = 2,     /* x / 2 * (1 + erf(x / sqrt(2))) */
-    CUDA_OPS_GEMM_GELU_TANH = 3 /* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) */
+    CUDA_OPS_GEMM_RELU = 1,      /* NaN stays NaN */
+    CUDA_OPS_GEMM_GELU = 2,      /* x / 2 * (1 + erf(x / sqrt(2))) */
+    CUDA_OPS_GEMM_GELU_TANH = 3, /* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) */
+    CUDA_OPS_GEMM_RELU6 = 4,
+    CUDA_OPS_GEMM_SILU = 5,     /* x / (1 + exp(-x)) */
+    CUDA_OPS_GEMM_HARDSWISH = 6 /* x * min(max(x + 3, 0), 6) / 6 */
 } cuda_ops_gemm_activation;
 
 /* To be zeroed before it is filled in. */

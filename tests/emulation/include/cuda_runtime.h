@@ -344,6 +344,10 @@ EMULATION_BITS(__uint_as_float, float, unsigned int)
 EMULATION_BITS(__int_as_float, float, int)
 EMULATION_BITS(__double_as_longlong, long long, double)
 EMULATION_BITS(__longlong_as_double, double, long long)
+static inline float __saturatef(float x)
+{
+    return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f; // and 0 of NaN
+}
 static inline unsigned int __umulhi(unsigned int a, unsigned int b)
 {
     return (unsigned int)((uint64_t)a * b >> 32);

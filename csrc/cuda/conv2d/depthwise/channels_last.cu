@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         T *const result = (T *)p.result + n * p.out.n + (int64_t)y * p.out.y + (int64_t)x * p.out.x + channel;
 #pragma unroll
         for (int j = 0; j < PIXELS; j++)
-            conv2d_activate(sum[j], p.activation);
+            conv2d_activate<T>(sum[j], p.activation);
 #pragma unroll
         for (int j = 0; j < PIXELS; j++)
             if (x + j < p.out_width)

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(THREADS)
         }
 #pragma unroll
         for (int i = 0; i < PLANE_ROWS; i++)
-            conv2d_activate(sum[i], p.activation);
+            conv2d_activate<T>(sum[i], p.activation);
         T *result = (T *)p.result + (first + plane) * p.out.c + y * p.out_width + x;
 #pragma unroll
         for (int i = 0; i < PLANE_ROWS; i++, result += p.out_width) {
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_forward_kernel(const
         }
         if constexpr (sizeof(T) < 8) {
             float value[] = {sum};
-            conv2d_activate(value, p.activation);
+            conv2d_activate<T>(value, p.activation);
             sum = value[0];
         }
         ((T *)p.result)[index] = store_from_accumulate<T>(sum);

@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (int i = 0; i < UNIT_ROWS; i++)
 #pragma unroll
         for (int j = 0; j < UNIT_COLUMNS; j++)
-            conv2d_activate(sum[i][j], p.activation);
+            conv2d_activate<T>(sum[i][j], p.activation);
 #pragma unroll
     for (int i = 0; i < UNIT_ROWS; i++)
 #pragma unroll

@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
                         sum[i][j][e] += bias[channel_of<sizeof(T)>(j, t, e % 2)];
-                    conv2d_activate(sum[i][j], p.activation);
+                    conv2d_activate<T>(sum[i][j], p.activation);
                 }
             const auto output_of = [&](int pixel, int j, int e) {
                 return store_from_accumulate<T>(sum[pixel / 2][j][pixel % 2 * 2 + e]);
@@ -429,11 +429,6 @@ static cuda_ops_status forward(const ConvCall &call, ConvDevice device)
             return launch_forward<float, FEW_TF32>(p, device, call.stream);
         return launch_forward<float, FEW_FMA>(p, device, call.stream);
     }
-}
-
-bool conv2d_few_channels_applies(const ConvCall &)
-{
-    return true;
 }
 
 Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)

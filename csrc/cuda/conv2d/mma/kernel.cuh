@@ -4,6 +4,7 @@
 
 #include <limits.h>
 
+#include "common/activation.cuh"
 #include "conv2d/relayout.h"
 #include "conv2d/stride_phase.h"
 #include "ptx/cp_async.cuh"
@@ -36,7 +37,7 @@ struct MmaForward {
     int result_height, result_width;
     int channels, columns; // of a group: summed over, and of the result
     int kernel_width, tiles_n;
-    bool relu;      // forward: on the sums with their bias
+    int activation; // forward: of the sums with their bias
     bool by_phases; // one grid for each stride phase; else `grid`
     int phases_x;
     stride_phase_axis phase_axes[2];
@@ -306,10 +307,9 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_forward_kernel(cons
 #pragma unroll
             for (int c = 0; c < Warps::COLUMNS; c++) {
                 const int column = first_column + my_column + 8 * c + lane % 4 * 2;
-                float first = sum[i][c][2 * half] + added[c][0], second = sum[i][c][2 * half + 1] + added[c][1];
-                if (work.relu) // NaN stays
-                    first = first < 0.0f ? 0.0f : first, second = second < 0.0f ? 0.0f : second;
-                store_two(to + column, first, second, column < work.columns, column + 1 < work.columns, paired);
+                float value[] = {sum[i][c][2 * half] + added[c][0], sum[i][c][2 * half + 1] + added[c][1]};
+                activate_simply(value, work.activation);
+                store_two(to + column, value[0], value[1], column < work.columns, column + 1 < work.columns, paired);
             }
         }
 #endif

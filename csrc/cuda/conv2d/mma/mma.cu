@@ -142,7 +142,7 @@ cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
     MmaForward work = {};
     work.source = forward ? call.input : call.output;
     work.weight = call.weight, work.bias = call.bias, work.result = call.result;
-    work.relu = s.activation == CUDA_OPS_CONV2D_RELU;
+    work.activation = conv2d_gemm_activation(call);
     if (relayouts(call)) {
         const cuda_ops_status status = conv2d_relayout(call.workspace, call.weight,
                                                        conv2d_weight_relayout(call, !forward), call.dtype, call.stream);

@@ -180,6 +180,7 @@ static cuda_ops_gemm_problem problem_of(const ConvCall &call)
         p.stride_a = by_image ? o * image : 0, p.stride_d = by_image ? image * pitch : 0;
     } else {
         p.m = by_image ? o : pixels, p.n = by_image ? image : o, p.k = pitch;
+        p.activation = conv2d_gemm_activation(call);
         p.transpose_b = 1;
         p.stride_b = by_image ? image * pitch : 0, p.stride_d = by_image ? o * image : 0;
     }
@@ -275,6 +276,15 @@ static bool in_shared_memory(const ConvCall &call)
     const Patches p = conv2d_patches_of(call);
     return conv2d_patches_run(p, nullptr) == 1 && (!output_is_last(call.sizes) || p.pixels < MANY_PIXELS) &&
            conv2d_patches_forward_fits(p);
+}
+
+// The one kernel has no activation, and gemm's path narrow has relu alone.
+bool conv2d_patches_applies(const ConvCall &call)
+{
+    ConvCall product = call;
+    product.sizes.activation = CUDA_OPS_CONV2D_NONE;
+    return !in_shared_memory(product) && (call.sizes.activation == CUDA_OPS_CONV2D_RELU ||
+                                          gemm_path_on(problem_of(product), current_device()) != GEMM_NARROW);
 }
 
 static size_t workspace_of(const ConvCall &call)

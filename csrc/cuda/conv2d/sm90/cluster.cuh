@@ -88,10 +88,9 @@ __device__ __forceinline__ void store_share(const ClusterWork &work, const float
                 sum.x += load_as_accumulate(bias[0]), sum.y += load_as_accumulate(bias[min(1, last)]);
                 sum.z += load_as_accumulate(bias[min(2, last)]), sum.w += load_as_accumulate(bias[min(3, last)]);
             }
-            if (gemm.activation == CUDA_OPS_GEMM_RELU) { // NaN stays
-                sum.x = sum.x < 0.0f ? 0.0f : sum.x, sum.y = sum.y < 0.0f ? 0.0f : sum.y;
-                sum.z = sum.z < 0.0f ? 0.0f : sum.z, sum.w = sum.w < 0.0f ? 0.0f : sum.w;
-            }
+            float value[] = {sum.x, sum.y, sum.z, sum.w};
+            activate_simply(value, gemm.activation);
+            sum = make_float4(value[0], value[1], value[2], value[3]);
             store_four((T *)gemm.d + row * gemm.ldd + column, sum, 1, gemm.n - column, gemm.ldd % 4 == 0);
         }
     }
@@ -219,7 +218,7 @@ static cuda_ops_status conv2d_launch_forward_cluster(const ConvProduct &p, const
     gemm.d = p.result;
     gemm.ldd = p.columns;
     gemm.bias = p.bias;
-    gemm.activation = p.relu ? CUDA_OPS_GEMM_RELU : CUDA_OPS_GEMM_NONE;
+    gemm.activation = p.activation;
     CUtensorMap map_a, map_b;
     const bool mapped =
         make_pixel_map(&map_a, p.source, p.dtype, tf32, p.grid, C::ROW, C::M) && conv2d_map_weight<C>(&map_b, p);

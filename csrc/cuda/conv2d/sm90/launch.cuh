@@ -175,7 +175,7 @@ static cuda_ops_status conv2d_launch_forward(const ConvProduct &p, ConvDevice de
     gemm.stride_d = p.columns;
     gemm.bias = p.bias;
     gemm.bias_is_float = gemm.output_is_float = tf32;
-    gemm.activation = p.relu ? CUDA_OPS_GEMM_RELU : CUDA_OPS_GEMM_NONE;
+    gemm.activation = p.activation;
     ConvMaps maps = {};
     int count_of_maps = 0;
     CUtensorMap map_b, map_d;

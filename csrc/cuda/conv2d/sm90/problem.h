@@ -36,7 +36,7 @@ struct ConvProduct {
     int weight_channels_last; // backward_weight by a cluster a tile, which stores either format
     const void *bias;
     cuda_ops_dtype dtype;
-    int relu; // forward: on the sums with their bias
+    cuda_ops_gemm_activation activation; // forward: of the sums with their bias
     cudaStream_t stream;
 
     // backward_input with a stride: the product of one stride phase (conv2d/stride_phase.h), whose pixels are every

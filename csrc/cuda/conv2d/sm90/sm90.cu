@@ -369,7 +369,7 @@ static void set_forward(Steps &steps, const ConvCall &call, ConvDevice device)
     p.other = call.weight;
     p.columns = forward ? o / s.groups : c;
     p.bias = call.bias;
-    p.relu = s.activation == CUDA_OPS_CONV2D_RELU;
+    p.activation = conv2d_gemm_activation(call);
     p.mirrored = !forward;
     p.weight_by_channel = !forward && !tf32;
     p.groups_inside = !forward && tf32;

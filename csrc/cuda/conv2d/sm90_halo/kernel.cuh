@@ -38,7 +38,7 @@ struct HaloTile {
 struct HaloWork {
     void *result;
     const void *bias;
-    int relu;                                              // on the sums with their bias
+    int activation;                                        // of the sums with their bias
     int images, grid_height, grid_width, start_y, start_x; // pixels of the source with its padding
     int height, width;                                     // of the result
     int columns, column_tiles;
@@ -213,10 +213,7 @@ __device__ __forceinline__ void consume_halo(const HaloWork &work, uint32_t weig
 #pragma unroll
         for (int i = 0; i < C::PIXELS / 2; i++)
             sum[i] += bias[i / 2 % 2];
-        if (work.relu)
-#pragma unroll
-            for (int i = 0; i < C::PIXELS / 2; i++)
-                sum[i] = sum[i] < 0.0f ? 0.0f : sum[i]; // NaN stays
+        activate_simply(sum, work.activation);
         if constexpr (sizeof(T) == 2)
             store_halo_16bit<C>(sum, work, buffers + group * C::BUFFER_BYTES, tile * C::PIXELS, first_column, 1 + group,
                                 thread);

@@ -51,7 +51,7 @@ static Steps steps_of(const ConvCall &call)
     HaloWork &w = p.work;
     w.result = call.result;
     w.bias = call.bias;
-    w.relu = s.activation == CUDA_OPS_CONV2D_RELU;
+    w.activation = conv2d_gemm_activation(call);
     w.images = (int)s.batch;
     w.grid_height = (int)p.grid.grid_height, w.grid_width = (int)p.grid.grid_width;
     w.start_y = (int)p.grid.start_y, w.start_x = (int)p.grid.start_x;

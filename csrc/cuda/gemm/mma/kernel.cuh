@@ -183,7 +183,7 @@ static constexpr int stage_elements =
 
 // A call, since gelu inlined for each of a thread's 64 sums would be most of the kernel and of the time it compiles.
 template <typename A>
-__device__ __noinline__ A gelu_call(A x, int activation)
+__device__ __noinline__ A activate_apart(A x, int activation)
 {
     return activate(x, activation);
 }
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemm_mma_kernel(const __grid_const
                             continue;
                         A x = (A)work.alpha * sum[i][j][2 * half + e] + bias;
                         if (work.activation > CUDA_OPS_GEMM_RELU)
-                            x = gelu_call(x, work.activation);
+                            x = activate_apart(x, work.activation);
                         else if (work.activation == CUDA_OPS_GEMM_RELU && x < A(0))
                             x = 0; // and NaN stays
                         const int64_t at = matrix * work.stride_d + row * work.ldd + column;

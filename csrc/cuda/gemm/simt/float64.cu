@@ -4,7 +4,7 @@
 #include "gemm/simt/parts.h"
 
 typedef SimtTile<4, 2, 1, 4, 8, 4, 16, 2, 1> Tile; // 128 x 64, within the 64 KB of Turing
-static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 1, 1}};
+static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 1, 1, Tile::THROUGH_SHARED}};
 
 int64_t gemm_simt_float64_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {

@@ -4,7 +4,7 @@
 #include "gemm/simt/parts.h"
 
 typedef SimtTile<2, 2, 2, 4, 8, 8, 16, 2, 2> Tile; // 64 x 128
-static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 0.8, 1}};
+static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 0.8, 1, Tile::THROUGH_SHARED}};
 
 int64_t gemm_simt_halves_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {

@@ -184,12 +184,16 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 }
 
 // Without shared memory in between, gelu would be inlined for each of a thread's sums and be most of the kernel. It
-// then takes a second pass, as splits do.
+// then takes a second pass, as splits do, and so do the others but relu.
+static inline bool simt_wants_shared_memory(const cuda_ops_gemm_problem &p)
+{
+    return p.preactivation || p.activation > CUDA_OPS_GEMM_RELU;
+}
+
 template <typename Tile>
 static bool simt_uses_partial(const cuda_ops_gemm_problem &p, int64_t splits)
 {
-    return splits > 1 || (!Tile::THROUGH_SHARED && (p.preactivation || p.activation == CUDA_OPS_GEMM_GELU ||
-                                                    p.activation == CUDA_OPS_GEMM_GELU_TANH));
+    return splits > 1 || (!Tile::THROUGH_SHARED && simt_wants_shared_memory(p));
 }
 
 template <typename T, typename Tile, bool A_K_MAJOR, bool B_K_MAJOR, int VECTOR>
@@ -274,6 +278,7 @@ static constexpr int64_t SIMT_MOST_SPLITS = 64; // of k
 struct SimtChoice {
     int m, n;
     double alone, full;
+    bool through_shared; // its epilogue, which then has all activations
 };
 
 struct SimtPlan {
@@ -302,7 +307,7 @@ static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gem
             const int64_t busiest = ceil_div(tiles * splits, device.multiprocessors);
             const double together = c.alone * (double)busiest, speed = together < c.full ? together : c.full;
             double time = (double)busiest * c.m * c.n * (double)(ceil_div(p.k, splits) + START) / speed;
-            if (splits > 1)
+            if (splits > 1 || (!c.through_shared && simt_wants_shared_memory(p)))
                 time += SECOND_LAUNCH + ADD_SPLIT * (double)(p.batch * p.m * p.n) * (double)splits;
             if ((tile == 0 && splits == 1) || time < least) {
                 least = time;

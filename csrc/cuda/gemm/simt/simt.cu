@@ -10,12 +10,16 @@
 #include "gemm/simt/float32.cuh"
 
 // Measured on an H200 (benchmarks/notes/gemm.md), but for Tiny, an estimate: it reads three times as much.
-static const SimtChoice CHOICES[] = {{Large::M, Large::N, 0.92, 1},      {Small::M, Small::N, 0.89, 0.95},
-                                     {Tall::M, Tall::N, 0.89, 0.95},     {Middle::M, Middle::N, 0.9, 0.9},
-                                     {Square::M, Square::N, 0.24, 0.85}, {Tiny::M, Tiny::N, 0.45, 0.7}};
+static const SimtChoice CHOICES[] = {{Large::M, Large::N, 0.92, 1, Large::THROUGH_SHARED},
+                                     {Small::M, Small::N, 0.89, 0.95, Small::THROUGH_SHARED},
+                                     {Tall::M, Tall::N, 0.89, 0.95, Tall::THROUGH_SHARED},
+                                     {Middle::M, Middle::N, 0.9, 0.9, Middle::THROUGH_SHARED},
+                                     {Square::M, Square::N, 0.24, 0.85, Square::THROUGH_SHARED},
+                                     {Tiny::M, Tiny::N, 0.45, 0.7, Tiny::THROUGH_SHARED}};
 
 // The tiles that there are for operands whose rows cannot be copied 16 bytes at a time, fitted to times on an H100.
-static const SimtChoice ELEMENT_CHOICES[] = {{Large::M, Large::N, 0.75, 0.9}, {Small::M, Small::N, 0.55, 0.7}};
+static const SimtChoice ELEMENT_CHOICES[] = {{Large::M, Large::N, 0.75, 0.9, Large::THROUGH_SHARED},
+                                             {Small::M, Small::N, 0.55, 0.7, Small::THROUGH_SHARED}};
 
 // The launch plan, and whether tiles of 128 x 256 (Hopper only) are faster.
 struct Float32Plan {
@@ -23,8 +27,11 @@ struct Float32Plan {
     bool wide;
 };
 
-static Float32Plan plan_float32(const cuda_ops_gemm_problem &p, GemmDevice device, bool vectors)
+static Float32Plan plan_float32(const cuda_ops_gemm_problem &problem, GemmDevice device, bool vectors)
 {
+    // The large tiles are compared without the activation, which the wide one has in its epilogue.
+    cuda_ops_gemm_problem p = problem;
+    p.activation = CUDA_OPS_GEMM_NONE, p.preactivation = nullptr;
     Float32Plan plan = {vectors ? simt_plan(CHOICES, p, device) : simt_plan(ELEMENT_CHOICES, p, device), false};
     // Both tiles in many waves, which hide a block's start. START: in units of one k; WIDE_SPEED: the wide tile's rate
     // beside Large's; measured.
@@ -41,6 +48,8 @@ static Float32Plan plan_float32(const cuda_ops_gemm_problem &p, GemmDevice devic
         if (plan.wide)
             plan.simt.time *= wide / large;
     }
+    if (!plan.wide && simt_wants_shared_memory(problem))
+        plan.simt = vectors ? simt_plan(CHOICES, problem, device) : simt_plan(ELEMENT_CHOICES, problem, device);
     return plan;
 }
 

@@ -117,9 +117,7 @@ __device__ __forceinline__ void finish_rows(const SimtRows<T> &rows, const accum
                 for (int e = 0; e < V; e++) // as it was rounded
                     value[e] = load_as_accumulate(store_from_accumulate<T>(value[e]));
         }
-#pragma unroll
-        for (int e = 0; e < V; e++)
-            value[e] = activate(value[e], opaque(epilogue.activation));
+        activate_all(value, opaque(epilogue.activation));
         if (wide)
             store_row(static_cast<float *>(rows.d) + at, value, rows.left, vectors);
         else

@@ -158,7 +158,7 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairCoo
     // The epilogue's buffers are where the other block's sums arrived. Gelu's need more room: the pipeline's, which
     // all warpgroups have read to the end.
     uint32_t buffers = sums + group * C::SUM_BYTES;
-    if (work.preactivation || work.activation > CUDA_OPS_GEMM_RELU) {
+    if (work.preactivation || is_gelu(work.activation)) {
         bar_sync(1 + C::GROUPS, C::GROUPS * WARPGROUP);
         buffers = stages + group * Half::BUFFERS * Half::BUFFER_BYTES;
     }

@@ -9,6 +9,7 @@
 // an H200 against cuBLAS: bf16 1024^3 0.97 to 1.01, 2048^3 1.00, 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256
 // 1.14 to 1.20; TF32 1.00 to 1.47 by storage order; 256 products of 128 x 128 x 64 bf16 0.96 to 1.05, TF32 0.98 to 1.18
 // (benchmarks/notes/gemm.md).
+#include "common/activation.cuh"
 #include "common/common.cuh"
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
@@ -82,7 +83,7 @@ bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
         return (!swapped || tile != PAIR_128) && (k_contiguous || (tile != PAIR_96 && tile != PAIR_160));
     }
     // The tiles for batches have no gelu, nor have those of lean.cuh and triple.cuh.
-    if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || p.activation > CUDA_OPS_GEMM_RELU))
+    if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || is_gelu(p.activation)))
         return false;
     if (tf32)
         return !swapped && (tile != TF32_UNTRANSPOSED || !p.transpose_a || p.transpose_b);
@@ -97,8 +98,8 @@ static bool has_gelu_kernel(const GemmCall &call, const GemmPlan &plan)
     const cuda_ops_gemm_problem &p = call.problem;
     GemmCall kept = call;
     kept.d = p.preactivation;
-    return plan.tile == TILE_192 && plan.splits <= 1 && p.preactivation && p.activation > CUDA_OPS_GEMM_RELU &&
-           !p.transpose_a && p.transpose_b && can_copy_out(call) && can_copy_out(kept);
+    return plan.tile == TILE_192 && plan.splits <= 1 && p.preactivation && is_gelu(p.activation) && !p.transpose_a &&
+           p.transpose_b && can_copy_out(call) && can_copy_out(kept);
 }
 
 bool gemm_sm90_takes_gelu_backward(const GemmCall &call, GemmDevice device, const void *preactivation)

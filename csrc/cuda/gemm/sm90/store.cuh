@@ -62,7 +62,7 @@ __device__ __forceinline__ Bias<C> load_bias(const GemmWork &work, int first_col
     return bias;
 }
 
-// alpha, bias and relu on the accumulators. Of each 8 columns a thread holds two, of rows g and g + 8.
+// alpha, bias and activations but gelu on the accumulators. Of each 8 columns a thread holds two, of rows g and g + 8.
 template <typename C>
 __device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const Bias<C> &bias, const GemmWork &work,
                                        int first_row, int thread)
@@ -100,12 +100,10 @@ __device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const 
             }
         }
     }
-    if (work.activation == CUDA_OPS_GEMM_RELU && !work.preactivation)
+    if (work.activation != CUDA_OPS_GEMM_NONE && !work.preactivation)
 #pragma unroll
         for (int block = 0; block < C::BLOCKS; block++)
-#pragma unroll
-            for (int i = 0; i < C::N / 2; i++)
-                sum[block][i] = sum[block][i] < 0.0f ? 0.0f : sum[block][i]; // NaN stays
+            activate_simply(sum[block], work.activation);
 }
 
 // float32 results straight from registers: a quad of threads writes 32 bytes of a row, a whole sector.
@@ -449,7 +447,7 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
     const int column = first_column + 2 * (thread % 4);
     finish<C>(sum, bias, work, first_row, thread);
     if constexpr (C::HAS_GELU) {
-        if (work.preactivation || work.activation > CUDA_OPS_GEMM_RELU) {
+        if (work.preactivation || is_gelu(work.activation)) {
             store_gelu<C, 0>(sum, work, buffers, matrix, first_row, first_column, group, thread);
             return;
         }
