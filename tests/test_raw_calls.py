@@ -15,6 +15,33 @@ make = Make("cpu", torch.float32)
 H200 = [90, 132, 232448]  # what the tables of paths ask of a device: architecture, multiprocessors, shared memory
 
 
+def argument_of(kind):
+    """One that the dispatcher takes for such an argument of a schema."""
+    kind = kind.removeprefix("Optional[").split("]")[0]
+    values = {"Tensor": make(2, 3), "bool": True, "str": "none", "float": 1.0, "ScalarType": torch.float32}
+    return values.get(kind, 1 if kind in ("int", "SymInt") else [1])
+
+
+@pytest.mark.parametrize("longer", [True, False])
+def test_as_many_results_are_asked_for_as_there_are(longer):
+    """An implementation in Python is given lists of any length. What was returned beyond the schema's results was
+    written beyond the end of their types; a result too few is one that the caller reads all the same."""
+    count = 0
+    for schema in torch._C._jit_get_all_schemas():
+        kinds = [str(argument.real_type) for argument in schema.arguments]
+        name = schema.name.removeprefix("cuda_ops::")
+        where = kinds.index("List[bool]") if "List[bool]" in kinds else None
+        size = None if where is None else schema.arguments[where].N
+        if name == schema.name or size is None:
+            continue
+        arguments = [argument_of(kind) for kind in kinds]
+        arguments[where] = [True] * (size + 1 if longer else size - 1)
+        with pytest.raises(RuntimeError, match=f"{name}: expected wanted to have|Tried to convert a List"):
+            getattr(ops, name)(*arguments)
+        count += 1
+    assert count > 15
+
+
 def test_tangents_without_what_they_multiply():
     x, w = make(2, 3), make(4, 3)
     target, total = torch.tensor([0, 1]), torch.ones(())

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, number, pair
 from .._fakes import register_fake
-from .._library import library
 from .._modules import buffer, parameter
-from .._operators import operator
+from .._operators import composite, operator
 from .batch_norm_act import SLOPES, batch_norm_act_forward_inference
 from .conv2d import (
     _four_paddings,
@@ -70,7 +69,7 @@ def _convolved(input, weight, bias, geometry):
     return conv2d_forward(input, weight, None if bias is None else bias.to(input.dtype), *geometry), weight
 
 
-@torch.library.impl(library, "conv_bn_act_gradients", "CompositeImplicitAutograd")
+@composite("conv_bn_act_gradients")
 def _(
     grad_output,
     input,
@@ -104,7 +103,7 @@ def _(
     return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
-@torch.library.impl(library, "conv_bn_act_tangent", "CompositeImplicitAutograd")
+@composite("conv_bn_act_tangent")
 def _(
     t_input,
     t_weight,

@@ -1,6 +1,7 @@
 """Hostile calls of every registered op: arguments that do not fit, in a process where a wrong write is noticed.
 
     make fuzz-raw SECONDS=600                      # a new seed, which is printed
+    make fuzz-raw ARGS="--only conv2d_forward '*_tangents'"
     PYTHONPATH=.:tests python -m support.fuzz_raw --case conv2d_forward:17
 
 A call's arguments are those of a specification's `op_samples`, or made up from the op's schema, with some of them
@@ -13,6 +14,7 @@ composed of PyTorch's own ops (the second derivatives), any of theirs. What is n
 
 import argparse
 import ctypes.util
+import fnmatch
 import random
 import re
 import resource
@@ -269,10 +271,21 @@ def limit_memory(device):
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
 
 
-def run_cases(seed, device, first):
+def named(patterns):
+    """The ops that these name, each a name or a pattern of names as a shell's; all of them where there is none."""
+    ops = sorted(all_ops())
+    if not patterns:
+        return ops
+    for pattern in patterns:
+        if not fnmatch.filter(ops, pattern):
+            raise LookupError(f"there is no op {pattern}")
+    return [op for op in ops if any(fnmatch.fnmatchcase(op, pattern) for pattern in patterns)]
+
+
+def run_cases(seed, device, first, only):
     warnings.simplefilter("ignore")
     ops, calls = all_ops(), valid_calls(device)
-    order = sorted(ops)
+    order = named(only)
     torch.set_num_threads(2)
     limit_memory(device)
     number = first
@@ -320,18 +333,26 @@ def main():
     add_bounds(parser)
     parser.add_argument("--seed", type=int, help="of the run; drawn and printed where it is left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--only", nargs="*", metavar="OP", help="these alone; as in a shell, * stands for any letters")
     parser.add_argument("--case", metavar="OP:NUMBER", help="repeat this one case")
     parser.add_argument("--out", type=Path, default=Path("runs/fuzz_raw.json"), help="where the figures go")
     parser.add_argument("--worker", type=int, metavar="FIRST", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    try:
+        named([*(options.only or ()), *([options.case.split(":")[0]] if options.case else [])])
+    except LookupError as error:
+        parser.error(str(error))
     if options.case:
         return run_one(options.case, options.device)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     if options.worker is not None:
-        return run_cases(seed, options.device, options.worker)
+        return run_cases(seed, options.device, options.worker, options.only)
+    arguments = ["--seed", str(seed), "--device", options.device]
+    if options.only:
+        arguments += ["--only", *options.only]
     return supervise(
         "support.fuzz_raw",
-        ["--seed", str(seed), "--device", options.device],
+        arguments,
         seconds=options.seconds,
         cases=options.cases,
         seed=seed,
