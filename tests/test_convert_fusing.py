@@ -157,8 +157,23 @@ def test_residual_sums_that_broadcast_or_promote():
     report = cuda_ops.convert(model)
     assert {fusion.op for fusion in report.fusions} == {"add_layer_norm", "add_rms_norm"}
     a = torch.randn(3, 2, 4)
-    for b in (torch.randn(3, 2, 4), torch.randn(4), torch.randn(3, 1, 1)):
+    for b in (torch.randn(3, 2, 4), torch.randn(4), torch.randn(3, 1, 1), torch.randn(3, 2, 4).bfloat16()):
         torch.testing.assert_close(model(a, b), native(a, b))
+
+
+def test_what_is_alike():
+    """Of tensors on meta too, of which autocast knows nothing."""
+    x = torch.ones(2, 3)
+    for place in ("cpu", "meta"):
+        a = x.to(place)
+        assert fusing._is_like(a, a) and fusing._are_alike(a, a) and fusing._is_sum_of_rows(a, a, None)
+        assert fusing._are_alike(a, a.half()) and not fusing._is_like(a, a.half())
+        for other in (a[:1], a.long(), x.to("meta" if place == "cpu" else "cpu"), 1.0):
+            assert not fusing._are_alike(a, other) and not fusing._is_like(other, a)
+            assert not fusing._is_sum_of_rows(a, other, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fusing._is_like(x, x) and not fusing._is_sum_of_rows(x, x, None)
+        assert fusing._is_sum_of_rows(x.to("meta"), x.to("meta"), None)
 
 
 class Act(nn.Module):
@@ -303,6 +318,30 @@ def test_hooks_between_a_norm_and_its_activation_are_called(monkeypatch):
     assert len(calls) == 1 and seen == [x.shape]
     hook.remove()
     model(x)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_layers_that_were_compiled_by_themselves_are_called(when, monkeypatch):
+    """`layer.compile()` is a call of the layer's that a fused op would leave out."""
+    ours, called = net(), []
+    native = copy.deepcopy(ours)
+    layers = {name: layer for name, layer in ours.named_modules() if not layer._modules}
+    if when == "after":
+        cuda_ops.convert(ours)
+    for name, layer in layers.items():
+        layer.compile(backend="eager")
+        compiled = layer._compiled_call_impl
+        layer._compiled_call_impl = lambda *args, name=name, compiled=compiled: called.append(name) or compiled(*args)
+    if when == "before":
+        cuda_ops.convert(ours)
+    (x,) = small_images()
+    torch.testing.assert_close(ours(x), native(x))
+    assert set(called) == set(layers)
+    for layer in layers.values():
+        layer._compiled_call_impl = None
+    calls = count_calls(monkeypatch, "linear_relu")
+    ours(x)
     assert len(calls) == 2
 
 
