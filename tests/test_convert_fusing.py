@@ -1,6 +1,7 @@
 """cuda_ops.convert: what is fused in traced forwards and Sequential, and what must not be traced."""
 
 import copy
+import functools
 import operator
 import pickle
 
@@ -301,6 +302,84 @@ def test_branches_on_more_than_attributes_are_not_traced():
     for kind in (OfArgument, OfModule):
         report = cuda_ops.convert(kind(downsample=nn.Sequential()))
         assert "branches" in report.untraced[""] and not report.fusions
+
+
+class Members(nn.Module):
+    """Forwards without a loop in their own code that go through members all the same, or ask for what is not there."""
+
+    scale = 2.0
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()])
+        self.named = nn.ModuleDict({"linear": nn.Linear(4, 4)})
+        self.weights = nn.ParameterList([torch.ones(4)])
+
+    def forward(self, x):
+        return self.how(self, F.relu(self.layers[0](x)))
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+MEMBERS = {
+    "reduce": lambda self, x: functools.reduce(lambda value, layer: layer(value), self.layers, x),
+    "map": lambda self, x: sum(map(operator.methodcaller("__call__", x), self.layers)),
+    "len": lambda self, x: x * len(self.layers),
+    "last": lambda self, x: self.layers[-1](x),
+    "slice": lambda self, x: nn.Sequential.forward(self.layers[1:], x),
+    "keys": lambda self, x: x * len(self.named.keys()),
+    "parameters": lambda self, x: x * len(self.weights),
+    "children": lambda self, x: x * len(list(self.children())),
+    "dtype": lambda self, x: x.to(next(self.parameters()).dtype),
+    "getattr": lambda self, x: x * getattr(self, "gate", 3.0),
+    "hasattr": lambda self, x: x * hasattr(self, "gate"),
+    "class": lambda self, x: x * self.__class__.scale,
+    "type": lambda self, x: x * type(self).scale,
+}
+
+
+def grow(model):
+    model.layers.append(nn.Tanh())
+    model.named["gelu"] = nn.GELU()
+    model.weights.append(torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [grow, lambda m: setattr(m, "gate", 0.5), lambda m: m.float(), lambda m: setattr(m, "more", nn.ReLU())],
+    ids=["grow", "gate", "float", "more"],
+)
+@pytest.mark.parametrize("how", MEMBERS)
+def test_members_and_what_was_not_there_are_asked_for_again(how, change, monkeypatch):
+    torch.manual_seed(0)
+    ours = Members(MEMBERS[how]).double()
+    native = copy.deepcopy(ours)
+    cuda_ops.convert(ours)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), native(x))
+    for model in (ours, native):
+        change(model)
+    x = x.to(ours.layers[0].weight.dtype)
+    torch.testing.assert_close(ours(x), native(x))
+    monkeypatch.setattr(Members, "scale", 5.0)
+    torch.testing.assert_close(ours(x), native(x))
+
+
+def test_a_sequential_that_goes_on_after_its_layers_takes_more_of_them():
+    torch.manual_seed(0)
+    ours = Doubled(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).double()
+    native = copy.deepcopy(ours)
+    report = cuda_ops.convert(ours)
+    assert [fusion.op for fusion in report.fusions] == ["linear_relu"]
+    x = torch.randn(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), native(x))
+    for model in (ours, native):
+        model.append(nn.Tanh())
+    torch.testing.assert_close(ours(x), native(x))
 
 
 def test_hooks_between_a_norm_and_its_activation_are_called(monkeypatch):
