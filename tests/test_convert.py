@@ -329,7 +329,7 @@ def test_what_a_native_forward_calls_is_pytorchs_too():
         norm(torch.ones(1, 2, 3, 3, dtype=torch.int64))
     x = torch.randn(2, 2, 3, 3)
     for batch in (x, x[0]):
-        torch.testing.assert_close(norm(batch), native(images))
+        torch.testing.assert_close(norm(batch), native(batch))
     for module in (norm, native):
         module.weight = None
         module.eps = 0.0

@@ -369,6 +369,61 @@ def test_members_and_what_was_not_there_are_asked_for_again(how, change, monkeyp
     torch.testing.assert_close(ours(x), native(x))
 
 
+class Modes(nn.Module):
+    """Helpers that a decorator puts into a mode, and identities of tensors."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.linear, self.drop = how, nn.Linear(4, 4), nn.Dropout(0.25)
+
+    def forward(self, x):
+        return getattr(self, self.how)(F.relu(self.linear(x)), x)
+
+    @torch.no_grad()
+    def constant(self, x, input):
+        return 2 * x
+
+    @torch.inference_mode()
+    def inference(self, x, input):
+        return 2 * x
+
+    @torch.autocast("cpu", torch.bfloat16)
+    def lowered(self, x, input):
+        return x @ x.mT
+
+    def identity(self, x, input):
+        return x * (input.grad is None)
+
+    def dropped(self, x, input):
+        if self.drop is not None:
+            x = x * self.drop.p
+        return x
+
+
+@pytest.mark.parametrize("how", ["constant", "inference", "lowered", "identity", "dropped"])
+def test_modes_of_helpers_and_what_is_gone(how):
+    torch.manual_seed(0)
+    ours = Modes(how)
+    native = copy.deepcopy(ours)
+    report = cuda_ops.convert(ours)
+    assert bool(report.fusions) is (how == "dropped"), report.untraced
+    x = torch.randn(3, 4)
+    for drop in (ours.drop, None, nn.Identity()):
+        results = []
+        for model in (ours, native):
+            model.drop = drop
+            try:
+                results.append(model(x))
+            except AttributeError as error:
+                results.append(str(error))
+        if isinstance(results[0], str):
+            assert results[0] == results[1]
+        else:
+            torch.testing.assert_close(*results)
+            assert results[0].requires_grad is results[1].requires_grad
+            assert results[0].is_inference() is results[1].is_inference()
+
+
 def test_a_sequential_that_goes_on_after_its_layers_takes_more_of_them():
     torch.manual_seed(0)
     ours = Doubled(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).double()

@@ -39,6 +39,9 @@ RANDOM = ("random", "_random", "numpy.random", "secrets", "time")
 # What may be another in the next call: the text of a trace would go on with what it was.
 MODES = ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled")
 MODES += ("get_autocast_dtype", "get_default_dtype")
+# Where decorators of helpers (`@torch.no_grad()`) turn them, which a graph of calls does not.
+OF_MODES = ("torch.autograd.grad_mode", "torch.autograd.forward_ad", "torch.amp.autocast_mode")
+OF_MODES += ("torch.cuda.amp.autocast_mode", "torch.cpu.amp.autocast_mode")
 # Of these it would go on with the members that there were; of modules' own methods that list modules, parameters and
 # buffers, all of them that the walk comes by.
 CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
@@ -371,7 +374,11 @@ class _Trace:
         for number, (name, kind) in enumerate(sorted(self.inlined.items())):
             names |= {f"_class_{number}": kind, "_is_still": is_still}
             conditions.append(f"_is_still({_path(name)}, _class_{number})")
-        guard = f"def guard(self):\n    return {' and '.join(conditions) or 'True'}\n"
+        guard = "def guard(self):\n    return True\n"
+        if conditions:  # of what may have gone since
+            asked = " and ".join(conditions)
+            guard = f"def guard(self):\n    try:\n        return {asked}\n"
+            guard += "    except AttributeError:\n        return False\n"
         return Variant(f"{guard}\n{code.src}", tuple(sorted(names.items(), key=lambda item: item[0])))
 
 
@@ -412,6 +419,8 @@ class _Observation:
                     trace.read_members(frame.f_locals[frame.f_code.co_varnames[0]])
                 elif frame.f_code in OF_LISTS and is_users(frame.f_back.f_code):
                     trace.refused = f"it asks for {frame.f_code.co_name}()"
+                elif frame.f_code.co_name == "__enter__" and frame.f_globals.get("__name__") in OF_MODES:
+                    trace.refused = "a function that it calls runs in a mode of its own"
                 elif frame.f_globals.get("__name__") in RANDOM:
                     trace.refused = "it draws numbers that are no tensors"
             elif event == "c_call" and is_users(frame.f_code):
@@ -473,6 +482,9 @@ def _check_straight(function) -> tuple[set[str], set[str]]:
     whether_there, whether_true = set(), set()
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "TO_BOOL")]
     for number, instruction in enumerate(instructions):
+        after = instructions[number + 1].opname if number + 1 < len(instructions) else ""
+        if instruction.opname == "IS_OP" and not after.startswith("POP_JUMP"):
+            raise NotTraced(f"{code.co_name} asks whether two things are one")  # of stand-ins it would be told no
         if not instruction.opname.startswith(BRANCHES):
             continue
         asks_none = instruction.opname.endswith("NONE")
