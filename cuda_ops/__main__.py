@@ -32,6 +32,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n" if speaks_for_all() else None)
 
+    def parse_known_args(self, args=None, namespace=None):
+        """Refuses what it does not know itself: argparse would let the parser of all commands say that, whose --help
+        tells of no command's arguments."""
+        namespace, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return namespace, rest
+
 
 def make_parser(arguments: list[str]) -> argparse.ArgumentParser:
     """The parser; of the commands, only the one in `arguments` is imported."""

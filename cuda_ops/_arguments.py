@@ -127,3 +127,9 @@ def expect(condition, op: str, message: str, *values, check=torch._check):
     """For fake kernels, which meta tensors meet where others meet the checks of the glue: raises unless `condition`,
     which may be symbolic, holds."""
     check(condition, lambda: f"{op}: expected " + message.format(*values))
+
+
+def autocasts(device_type: str) -> bool:
+    """Whether autocast is on for tensors of a type of device; PyTorch knows it of those that have any alone, and to ask
+    it of another, such as meta, is an error."""
+    return device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type)

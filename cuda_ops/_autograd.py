@@ -37,7 +37,9 @@ class Call:
         if name:
             self.op = getattr(torch.ops.aten if namespace == "aten" else torch.ops.cuda_ops, name)
 
-    def __call__(self, values: dict, wanted: dict[str, bool]):
+    def arguments(self, values: dict, wanted: dict[str, bool]) -> list:
+        """What the sources stand for, of what their names stand for."""
+
         def value(source, condition):
             if condition and not wanted[condition]:
                 return None
@@ -53,8 +55,11 @@ class Call:
             tensor = LITERALS[name] if name in LITERALS else values[name]
             return ATTRIBUTES[attribute](tensor) if isinstance(tensor, Tensor) else tensor
 
-        sources = [value(source, condition) for source, condition in self.sources]
-        return sources[0] if self.op is None else self.op(*sources)
+        return [value(source, condition) for source, condition in self.sources]
+
+    def __call__(self, values: dict, wanted: dict[str, bool]):
+        arguments = self.arguments(values, wanted)
+        return arguments[0] if self.op is None else self.op(*arguments)
 
 
 class Derivative:

@@ -1,7 +1,5 @@
 """torch.library.register_fake, with the check that every fake kernel needs."""
 
-import inspect
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,8 @@ def register_fake(name: str):
     op = name.removeprefix("cuda_ops::").removesuffix("_").removesuffix("_forward")
 
     def register(fake):
-        arguments = list(inspect.signature(fake).parameters)
+        schema = getattr(torch.ops.cuda_ops, name.removeprefix("cuda_ops::")).default._schema
+        arguments = [argument.name for argument in schema.arguments]
 
         def checked(*args, **kwargs):
             check_devices(op, {**dict(zip(arguments, args, strict=False)), **kwargs})

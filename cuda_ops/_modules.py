@@ -53,6 +53,8 @@ def unlike(module, types: tuple[type, ...]) -> str | None:
         return "has hooks"
     if "forward" in module.__dict__:
         return "has a forward that was set on it"
+    if module._compiled_call_impl is not None:
+        return "has been compiled by itself"
     if _global_forward_hooks or _global_forward_pre_hooks or _global_backward_hooks or _global_backward_pre_hooks:
         return "has hooks, which all modules have"
     if not has_plain_parameters(module):

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ._arguments import check_dtype, flag, integer, number, numbers, pair
+from ._arguments import check_dtype, expect, flag, integer, number, numbers, pair
+from ._library import library
 
 try:
     from . import _C
@@ -41,6 +42,32 @@ def operator(name: str) -> Callable:
     call = eval(text, {"by_torch_ops": by_torch_ops, "directly": directly, "is_dynamo_compiling": is_dynamo_compiling})
     call.__name__ = call.__qualname__ = name
     return call
+
+
+def composite(name: str) -> Callable:
+    """Registers a function as the op cuda_ops::`name`, which is defined in C++ and made of other ops.
+
+    To an implementation in Python the dispatcher passes lists of any length for the schema's bool[3], and takes as many
+    results from it as it returns, past the end of the schema's too. So lists that say which results are wanted are
+    checked here.
+    """
+    overload = getattr(torch.ops.cuda_ops, name).default
+    lists = [
+        (i, argument.name, argument.N)
+        for i, argument in enumerate(overload._schema.arguments)
+        if argument.N and str(argument.real_type) == "List[bool]"
+    ]
+
+    def register(function):
+        def checked(*arguments):
+            for i, argument, size in lists:
+                expect(len(arguments[i]) == size, name, "{} to have {} values, got {}", argument, size, arguments[i])
+            return function(*arguments)
+
+        torch.library.impl(library, name, "CompositeImplicitAutograd")(checked if lists else function)
+        return function
+
+    return register
 
 
 def _checked(op, argument, kind, size, value):

@@ -320,6 +320,22 @@ def test_what_ours_do_not_take_is_pytorchs():
     assert type(model[0](tagged)) is Tagged
 
 
+def test_what_a_native_forward_calls_is_pytorchs_too():
+    """torch.nn's instance normalisations call a method of their own, which ours override."""
+    norm = nn.InstanceNorm2d(2, affine=True)
+    native = copy.deepcopy(norm)
+    cuda_ops.convert(norm)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
+        norm(torch.ones(1, 2, 3, 3, dtype=torch.int64))
+    x = torch.randn(2, 2, 3, 3)
+    for batch in (x, x[0]):
+        torch.testing.assert_close(norm(batch), native(batch))
+    for module in (norm, native):
+        module.weight = None
+        module.eps = 0.0
+    torch.testing.assert_close(norm(x), native(x))
+
+
 # The report, and what is chosen.
 
 

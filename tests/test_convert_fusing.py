@@ -1,6 +1,7 @@
 """cuda_ops.convert: what is fused in traced forwards and Sequential, and what must not be traced."""
 
 import copy
+import functools
 import operator
 import pickle
 
@@ -157,8 +158,23 @@ def test_residual_sums_that_broadcast_or_promote():
     report = cuda_ops.convert(model)
     assert {fusion.op for fusion in report.fusions} == {"add_layer_norm", "add_rms_norm"}
     a = torch.randn(3, 2, 4)
-    for b in (torch.randn(3, 2, 4), torch.randn(4), torch.randn(3, 1, 1)):
+    for b in (torch.randn(3, 2, 4), torch.randn(4), torch.randn(3, 1, 1), torch.randn(3, 2, 4).bfloat16()):
         torch.testing.assert_close(model(a, b), native(a, b))
+
+
+def test_what_is_alike():
+    """Of tensors on meta too, of which autocast knows nothing."""
+    x = torch.ones(2, 3)
+    for place in ("cpu", "meta"):
+        a = x.to(place)
+        assert fusing._is_like(a, a) and fusing._are_alike(a, a) and fusing._is_sum_of_rows(a, a, None)
+        assert fusing._are_alike(a, a.half()) and not fusing._is_like(a, a.half())
+        for other in (a[:1], a.long(), x.to("meta" if place == "cpu" else "cpu"), 1.0):
+            assert not fusing._are_alike(a, other) and not fusing._is_like(other, a)
+            assert not fusing._is_sum_of_rows(a, other, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fusing._is_like(x, x) and not fusing._is_sum_of_rows(x, x, None)
+        assert fusing._is_sum_of_rows(x.to("meta"), x.to("meta"), None)
 
 
 class Act(nn.Module):
@@ -288,6 +304,139 @@ def test_branches_on_more_than_attributes_are_not_traced():
         assert "branches" in report.untraced[""] and not report.fusions
 
 
+class Members(nn.Module):
+    """Forwards without a loop in their own code that go through members all the same, or ask for what is not there."""
+
+    scale = 2.0
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()])
+        self.named = nn.ModuleDict({"linear": nn.Linear(4, 4)})
+        self.weights = nn.ParameterList([torch.ones(4)])
+
+    def forward(self, x):
+        return self.how(self, F.relu(self.layers[0](x)))
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+MEMBERS = {
+    "reduce": lambda self, x: functools.reduce(lambda value, layer: layer(value), self.layers, x),
+    "map": lambda self, x: sum(map(operator.methodcaller("__call__", x), self.layers)),
+    "len": lambda self, x: x * len(self.layers),
+    "last": lambda self, x: self.layers[-1](x),
+    "slice": lambda self, x: nn.Sequential.forward(self.layers[1:], x),
+    "keys": lambda self, x: x * len(self.named.keys()),
+    "parameters": lambda self, x: x * len(self.weights),
+    "children": lambda self, x: x * len(list(self.children())),
+    "dtype": lambda self, x: x.to(next(self.parameters()).dtype),
+    "getattr": lambda self, x: x * getattr(self, "gate", 3.0),
+    "hasattr": lambda self, x: x * hasattr(self, "gate"),
+    "class": lambda self, x: x * self.__class__.scale,
+    "type": lambda self, x: x * type(self).scale,
+}
+
+
+def grow(model):
+    model.layers.append(nn.Tanh())
+    model.named["gelu"] = nn.GELU()
+    model.weights.append(torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [grow, lambda m: setattr(m, "gate", 0.5), lambda m: m.float(), lambda m: setattr(m, "more", nn.ReLU())],
+    ids=["grow", "gate", "float", "more"],
+)
+@pytest.mark.parametrize("how", MEMBERS)
+def test_members_and_what_was_not_there_are_asked_for_again(how, change, monkeypatch):
+    torch.manual_seed(0)
+    ours = Members(MEMBERS[how]).double()
+    native = copy.deepcopy(ours)
+    cuda_ops.convert(ours)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), native(x))
+    for model in (ours, native):
+        change(model)
+    x = x.to(ours.layers[0].weight.dtype)
+    torch.testing.assert_close(ours(x), native(x))
+    monkeypatch.setattr(Members, "scale", 5.0)
+    torch.testing.assert_close(ours(x), native(x))
+
+
+class Modes(nn.Module):
+    """Helpers that a decorator puts into a mode, and identities of tensors."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.linear, self.drop = how, nn.Linear(4, 4), nn.Dropout(0.25)
+
+    def forward(self, x):
+        return getattr(self, self.how)(F.relu(self.linear(x)), x)
+
+    @torch.no_grad()
+    def constant(self, x, input):
+        return 2 * x
+
+    @torch.inference_mode()
+    def inference(self, x, input):
+        return 2 * x
+
+    @torch.autocast("cpu", torch.bfloat16)
+    def lowered(self, x, input):
+        return x @ x.mT
+
+    def identity(self, x, input):
+        return x * (input.grad is None)
+
+    def dropped(self, x, input):
+        if self.drop is not None:
+            x = x * self.drop.p
+        return x
+
+
+@pytest.mark.parametrize("how", ["constant", "inference", "lowered", "identity", "dropped"])
+def test_modes_of_helpers_and_what_is_gone(how):
+    torch.manual_seed(0)
+    ours = Modes(how)
+    native = copy.deepcopy(ours)
+    report = cuda_ops.convert(ours)
+    assert bool(report.fusions) is (how == "dropped"), report.untraced
+    x = torch.randn(3, 4)
+    for drop in (ours.drop, None, nn.Identity()):
+        results = []
+        for model in (ours, native):
+            model.drop = drop
+            try:
+                results.append(model(x))
+            except AttributeError as error:
+                results.append(str(error))
+        if isinstance(results[0], str):
+            assert results[0] == results[1]
+        else:
+            torch.testing.assert_close(*results)
+            assert results[0].requires_grad is results[1].requires_grad
+            assert results[0].is_inference() is results[1].is_inference()
+
+
+def test_a_sequential_that_goes_on_after_its_layers_takes_more_of_them():
+    torch.manual_seed(0)
+    ours = Doubled(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).double()
+    native = copy.deepcopy(ours)
+    report = cuda_ops.convert(ours)
+    assert [fusion.op for fusion in report.fusions] == ["linear_relu"]
+    x = torch.randn(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), native(x))
+    for model in (ours, native):
+        model.append(nn.Tanh())
+    torch.testing.assert_close(ours(x), native(x))
+
+
 def test_hooks_between_a_norm_and_its_activation_are_called(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.SiLU()).double()
@@ -303,6 +452,30 @@ def test_hooks_between_a_norm_and_its_activation_are_called(monkeypatch):
     assert len(calls) == 1 and seen == [x.shape]
     hook.remove()
     model(x)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_layers_that_were_compiled_by_themselves_are_called(when, monkeypatch):
+    """`layer.compile()` is a call of the layer's that a fused op would leave out."""
+    ours, called = net(), []
+    native = copy.deepcopy(ours)
+    layers = {name: layer for name, layer in ours.named_modules() if not layer._modules}
+    if when == "after":
+        cuda_ops.convert(ours)
+    for name, layer in layers.items():
+        layer.compile(backend="eager")
+        compiled = layer._compiled_call_impl
+        layer._compiled_call_impl = lambda *args, name=name, compiled=compiled: called.append(name) or compiled(*args)
+    if when == "before":
+        cuda_ops.convert(ours)
+    (x,) = small_images()
+    torch.testing.assert_close(ours(x), native(x))
+    assert set(called) == set(layers)
+    for layer in layers.values():
+        layer._compiled_call_impl = None
+    calls = count_calls(monkeypatch, "linear_relu")
+    ours(x)
     assert len(calls) == 2
 
 

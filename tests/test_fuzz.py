@@ -195,6 +195,10 @@ def test_hostile_calls_reach_every_op():
     ops = fuzz_raw.all_ops()
     assert {"conv2d_forward", "sgd_", "mnist_step_", "derivatives"} <= set(ops)
     assert len(ops) > 80
+    assert fuzz_raw.named(None) == list(ops)
+    assert fuzz_raw.named(["square_*", "adam_"]) == ["adam_", "square_backward", "square_forward"]
+    with pytest.raises(LookupError, match="there is no op cube"):
+        fuzz_raw.named(["square_*", "cube"])
 
 
 @pytest.mark.parametrize(

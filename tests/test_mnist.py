@@ -463,7 +463,7 @@ def test_mistake_is_told_in_one_line(mistake, tmp_path, capsys):
     [
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
-        (["--colour"], "unrecognized arguments: --colour"),
+        (["--colour"], "unrecognized arguments: --colour (see python -m cuda_ops mnist --help)"),
     ],
 )
 def test_wrong_usage_is_told_in_one_line(arguments, message, capsys):

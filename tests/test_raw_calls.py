@@ -2,6 +2,7 @@
 found, each with its message where it once ended the process or wrote beyond its output."""
 
 import random
+import re
 
 import pytest
 import torch
@@ -13,6 +14,33 @@ from cuda_ops import _library
 ops = torch.ops.cuda_ops
 make = Make("cpu", torch.float32)
 H200 = [90, 132, 232448]  # what the tables of paths ask of a device: architecture, multiprocessors, shared memory
+
+
+def argument_of(kind):
+    """One that the dispatcher takes for such an argument of a schema."""
+    kind = kind.removeprefix("Optional[").split("]")[0]
+    values = {"Tensor": make(2, 3), "bool": True, "str": "none", "float": 1.0, "ScalarType": torch.float32}
+    return values.get(kind, 1 if kind in ("int", "SymInt") else [1])
+
+
+@pytest.mark.parametrize("longer", [True, False])
+def test_as_many_results_are_asked_for_as_there_are(longer):
+    """An implementation in Python is given lists of any length. What was returned beyond the schema's results was
+    written beyond the end of their types; a result too few is one that the caller reads all the same."""
+    count = 0
+    for schema in torch._C._jit_get_all_schemas():
+        kinds = [str(argument.real_type) for argument in schema.arguments]
+        name = schema.name.removeprefix("cuda_ops::")
+        where = kinds.index("List[bool]") if "List[bool]" in kinds else None
+        size = None if where is None else schema.arguments[where].N
+        if name == schema.name or size is None:
+            continue
+        arguments = [argument_of(kind) for kind in kinds]
+        arguments[where] = [True] * (size + 1 if longer else size - 1)
+        with pytest.raises(RuntimeError, match=f"{name}: expected wanted to have|Tried to convert a List"):
+            getattr(ops, name)(*arguments)
+        count += 1
+    assert count > 15
 
 
 def test_tangents_without_what_they_multiply():
@@ -91,6 +119,50 @@ def test_block_writes_into_negative_views(which):
     ]
     assert torch.equal(*outputs)
     assert torch.equal(mean, negated[1]) and torch.equal(variance, negated[2])
+
+
+def test_ops_that_write_take_negative_views_themselves():
+    """PyTorch's handling of a view of a negative expects what it wrote to be among what the op returns."""
+    written = {}
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith("cuda_ops::"):
+            written[schema.name] = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    assert sum(written.values()) > 20
+    for name in (name for name, writes in written.items() if writes):
+        assert re.search(r"\nNegative: .*registered at \./csrc", torch._C._dispatch_dump(name)), name
+
+
+def negated(tensor):
+    return torch._neg_view(-tensor)
+
+
+def test_embeddings_are_added_to_a_negative_view(device):
+    weight, grad = torch.ones(5, 3, device=device), torch.rand(2, 3, device=device)
+    index = torch.tensor([1, 4], device=device)
+    expected = weight.index_add(0, index, grad)
+    for to, of in ((negated(weight), grad), (weight.clone(), negated(grad)), (negated(weight), negated(grad))):
+        ops.embedding_backward_add(to, of, index)
+        torch.testing.assert_close(to, expected)
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1), (2,), (3,)])
+def test_a_concatenations_statistics_may_be_negative_views(which, device):
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 3, 4, 4, generator=generator), torch.rand(3, generator=generator)
+    x = x.to(device, memory_format=torch.channels_last)
+    results = []
+    for view in (torch.Tensor.clone, negated):
+        mean, variance = torch.zeros(3, device=device), torch.ones(3, device=device)
+        tensors = [mean, variance, weight.to(device), x]
+        mean, variance, scale, images = (view(t) if i in which else t for i, t in enumerate(tensors))
+        count = torch.zeros((), dtype=torch.int64, device=device)
+        arguments = scale, None, mean, variance, count, "relu"
+        outputs = [ops.concat_batch_norm_act([images, images[:, :0]], [], *arguments, True, 0.1, 1e-5)[0]]
+        outputs.append(ops.concat_batch_norm_act_forward_training([images], [], *arguments, 0.1, 1e-5)[0])
+        results.append([*outputs, mean.clone(), variance.clone(), count])
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected)
+    assert results[0][-1] == 2
 
 
 @pytest.mark.parametrize("backend", ["cpu", "meta"])

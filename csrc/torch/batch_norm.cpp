@@ -212,17 +212,12 @@ batch_norm_act_forward_training(const Tensor &input, const std::optional<Tensor>
                             0.0, eps);
 }
 
-static std::optional<Tensor> resolved(const std::optional<Tensor> &tensor)
-{
-    return tensor && tensor->is_neg() ? std::optional<Tensor>(dense(*tensor)) : tensor;
-}
-
 static std::tuple<Tensor, Tensor, Tensor>
 batch_norm_forward_tracking(const Tensor &input, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias,
                             const Tensor &running_mean, const Tensor &running_var,
                             const std::optional<Tensor> &num_batches_tracked, double momentum, double eps)
 {
-    return forward_training("batch_norm", *resolved(input), resolved(weight), resolved(bias), nullptr, running_mean,
+    return forward_training("batch_norm", resolved(input), resolved(weight), resolved(bias), nullptr, running_mean,
                             running_var, num_batches_tracked, momentum, eps);
 }
 
@@ -233,7 +228,7 @@ batch_norm_act_forward_tracking(const Tensor &input, const std::optional<Tensor>
                                 const std::optional<Tensor> &num_batches_tracked,
                                 std::optional<std::string_view> activation, double momentum, double eps)
 {
-    const Tensor x = *resolved(input);
+    const Tensor x = resolved(input);
     Epilogue epilogue("batch_norm_act", resolved(residual), activation, x);
     return forward_training("batch_norm_act", x, resolved(weight), resolved(bias), &epilogue, running_mean, running_var,
                             num_batches_tracked, momentum, eps);

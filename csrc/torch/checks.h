@@ -66,6 +66,16 @@ const Tensor &required(const char *op, const char *argument, const std::optional
 // at::empty_like of the result has the result's strides, so that an elementwise kernel may take both as flat arrays.
 Tensor dense(const Tensor &tensor);
 
+// `tensor` itself, but a dense copy of a view of its negative.
+inline Tensor resolved(const Tensor &tensor)
+{
+    return tensor.is_neg() ? dense(tensor) : tensor;
+}
+inline std::optional<Tensor> resolved(const std::optional<Tensor> &tensor)
+{
+    return tensor ? std::optional<Tensor>(resolved(*tensor)) : tensor;
+}
+
 // `tensor` laid out with the strides of `reference` (dense, of the same shape): itself if it is, else a copy.
 Tensor dense_like(const Tensor &tensor, const Tensor &reference);
 

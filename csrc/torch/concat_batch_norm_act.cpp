@@ -78,7 +78,7 @@ struct NormSources {
         if (!are_rows || !given[0].is_cuda() || rows * channels == 0)
             return false;
         for (const Tensor &tensor : given) {
-            tensors.push_back(tensor.contiguous(format));
+            tensors.push_back(resolved(tensor).contiguous(format));
             sources.push_back({tensors.back().const_data_ptr(), tensor.size(1), nullptr, nullptr, nullptr, 0, nullptr});
         }
         return cuda_ops_concat_batch_norm_act_supports_cuda(sources.data(), static_cast<int64_t>(sources.size()), rows,
@@ -161,7 +161,7 @@ concat_batch_norm_act_forward_training(at::TensorList tensors, at::TensorList mo
 {
     NormSources all(tensors);
     const Tensor &first = tensors[0];
-    const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
+    [[maybe_unused]] const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
     TORCH_CHECK(moments.empty() || moments.size() == tensors.size(), CONCAT_NORM,
                 ": expected moments to be none, or those of each of the ", tensors.size(), " tensors, got ",
                 moments.size());
@@ -171,7 +171,7 @@ concat_batch_norm_act_forward_training(at::TensorList tensors, at::TensorList mo
                     CONCAT_NORM, ": expected moments[", i, "] to be those of tensors[", i, "], got ",
                     moments[i].toString(), " of shape ", moments[i].sizes());
     const c10::OptionalDeviceGuard guard(at::device_of(first));
-    const Parameters parameters(CONCAT_NORM, weight, bias, first, all.channels, CHANNEL_OF_TENSORS);
+    const Parameters parameters(CONCAT_NORM, resolved(weight), resolved(bias), first, all.channels, CHANNEL_OF_TENSORS);
     for (const OptionalTensor &statistic : {running_mean, running_var})
         if (statistic)
             check_channel_values(CONCAT_NORM, "running statistics", *statistic, first, all.channels,
@@ -196,7 +196,7 @@ concat_batch_norm_act_forward_training(at::TensorList tensors, at::TensorList mo
                                     all.channels, CHANNEL_OF_TENSORS);
     std::vector<Tensor> dense_moments;
     for (size_t i = 0; i < moments.size(); i++) {
-        dense_moments.push_back(moments[i].contiguous());
+        dense_moments.push_back(resolved(moments[i]).contiguous());
         const auto *const values = dense_moments.back().const_data_ptr<double>();
         all.sources[i].mean = values;
         all.sources[i].variance = values + all.sources[i].channels;
@@ -219,7 +219,7 @@ static Tensor concat_batch_norm_act_forward_inference(at::TensorList tensors, co
 {
     NormSources all(tensors);
     const Tensor &first = tensors[0];
-    const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
+    [[maybe_unused]] const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
     const c10::OptionalDeviceGuard guard(at::device_of(first));
     const Parameters parameters(CONCAT_NORM, weight, bias, first, all.channels, CHANNEL_OF_TENSORS);
     const cuda_ops_dtype statistics_dtype =
@@ -283,7 +283,7 @@ concat_batch_norm_act_backward(const Tensor &grad_output, at::TensorList tensors
 {
     NormSources all(tensors);
     const Tensor &first = tensors[0];
-    const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
+    [[maybe_unused]] const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
     TORCH_CHECK(wanted.size() == tensors.size() && grads.size() == tensors.size(), CONCAT_NORM,
                 ": expected wanted and grads to have an element for each of the ", tensors.size(), " tensors, got ",
                 wanted.size(), " and ", grads.size());
@@ -585,6 +585,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "batch_norm_moments", cuda_ops::batch_norm_moments);
     CUDA_OPS_IMPLEMENT(library, "concat_batch_norm_act_forward_training",
                        cuda_ops::concat_batch_norm_act_forward_training);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "concat_batch_norm_act_forward_training");
     CUDA_OPS_IMPLEMENT(library, "concat_batch_norm_act_forward_inference",
                        cuda_ops::concat_batch_norm_act_forward_inference);
     CUDA_OPS_IMPLEMENT(library, "concat_batch_norm_act_backward", cuda_ops::concat_batch_norm_act_backward);
@@ -594,4 +595,5 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "bool training, float momentum, float eps) -> (Tensor output, Tensor[] passed, Tensor[] moments)",
                 cuda_ops::concat_batch_norm_act);
     cuda_ops::register_kernels_of_all_ops(library, "concat_batch_norm_act");
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "concat_batch_norm_act");
 }

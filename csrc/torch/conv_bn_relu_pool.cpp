@@ -400,13 +400,9 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
                           const std::optional<Tensor> &num_batches_tracked, double momentum, double eps,
                           IntArrayRef geometry)
 {
-    const auto resolved = [](const Tensor &tensor) { return tensor.is_neg() ? dense(tensor) : tensor; };
-    const auto resolved_or_none = [&](const std::optional<Tensor> &tensor) {
-        return tensor ? std::optional<Tensor>(resolved(*tensor)) : tensor;
-    };
-    return conv_bn_relu_pool_training(resolved(input), resolved(weight), resolved_or_none(bias),
-                                      resolved_or_none(bn_weight), resolved_or_none(bn_bias), running_mean, running_var,
-                                      num_batches_tracked, momentum, eps, geometry);
+    return conv_bn_relu_pool_training(resolved(input), resolved(weight), resolved(bias), resolved(bn_weight),
+                                      resolved(bn_bias), running_mean, running_var, num_batches_tracked, momentum, eps,
+                                      geometry);
 }
 
 // Evaluation: batch_norm is a multiply-add between convolution and pooling.

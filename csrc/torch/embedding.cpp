@@ -173,10 +173,10 @@ static void embedding_backward_add(const Tensor &grad_weight, const Tensor &grad
     const char *const op = "embedding_backward_add";
     check_same_device(op, "grad_weight", grad_weight, "grad_output", grad_output);
     const auto gradient = [&](const Tensor &to) {
-        return embedding_gradient(grad_output, input, grad_weight.sizes(), grad_weight.scalar_type(), -1, false, to,
-                                  to.defined());
+        return embedding_gradient(resolved(grad_output), resolved(input), grad_weight.sizes(),
+                                  grad_weight.scalar_type(), -1, false, to, to.defined());
     };
-    if (grad_weight.is_cuda() && grad_weight.is_contiguous()) {
+    if (grad_weight.is_cuda() && grad_weight.is_contiguous() && !grad_weight.is_neg()) {
         gradient(grad_weight);
     } else {
         const at::AutoDispatchBelowADInplaceOrView below;
@@ -348,6 +348,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 cuda_ops::embedding_backward_grad_output);
     library.def("embedding_backward_add(Tensor(a!) grad_weight, Tensor grad_output, Tensor input) -> ()");
     CUDA_OPS_IMPLEMENT(library, "embedding_backward_add", cuda_ops::embedding_backward_add);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "embedding_backward_add");
     // It is called where no gradients are recorded (cuda_ops/models/_gpt_ops.py).
     library.impl("embedding_backward_add", c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough());
     CUDA_OPS_IMPLEMENT(library, "embedding_forward", cuda_ops::embedding_forward);

@@ -241,7 +241,7 @@ Tensor second_derivative(const PointwiseLoss &f, const Tensor &x, const Tensor &
             return (pos_weight ? (*pos_weight - 1) * t + 1 : at::full_like(t, 1)) * other * at::sigmoid(x);
         if (both_target)
             return at::zeros_like(x);
-        return pos_weight ? -((*pos_weight - 1) * other + 1) : at::full_like(x, -1);
+        return pos_weight ? -(*pos_weight * other + at::sigmoid(x)) : at::full_like(x, -1);
     }
     case CUDA_OPS_POINTWISE_LOSS_KL_DIV:
         return both_input ? at::zeros_like(x) : both_target ? 1 / t : at::full_like(x, -1);

@@ -1,8 +1,8 @@
 """Runs of layers that one op of ours computes, each as a function of its input and of the layers.
 
-The layers are asked at every call whether they are still what they were (`unlike`): with hooks, pruning, another class
-or another module in their place, or where the op does not take the input, they are called one after the other, as they
-would have been.
+The layers are asked at every call whether they are still what they were (`unlike`): with hooks, pruning, a compiled
+call of their own (`layer.compile()`), another class or another module in their place, or where the op does not take the
+input, they are called one after the other, as they would have been.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import functional, nn
-from .._arguments import pair
+from .._arguments import autocasts, pair
 from .._modules import PLAIN, parameter, unlike
 from ..ops._pool2d import pair_or_kernel
 from ..ops.batch_norm import module_arguments
@@ -119,7 +119,7 @@ def excitation(input: Tensor, conv1, activation, conv2) -> Tensor:
         parameters = [parameter(conv, which) for conv in (conv1, conv2) for which in ("weight", "bias")]
         dtypes = {tensor.dtype for tensor in parameters if tensor is not None}
         device = input.device.type
-        is_cast = _autocasts(device) and input.dtype is not torch.float64
+        is_cast = autocasts(device) and input.dtype is not torch.float64
         dtype = torch.get_autocast_dtype(device) if is_cast else input.dtype
         if dtypes == {dtype} or (dtypes == {torch.float32} and dtype in HALVES):
             return functional.excitation(input, *parameters, name)
@@ -195,15 +195,6 @@ def conv_bn_act(input: Tensor, conv, norm, activation=None) -> Tensor:
     return norm(output) if activation is None else batch_norm_act(output, norm, activation)
 
 
-def _is_like(residual, input) -> bool:
-    return (
-        takes(residual)
-        and residual.shape == input.shape
-        and residual.dtype == input.dtype
-        and residual.device == input.device
-    )
-
-
 class Features(list):
     """The tensors that layers of a DenseBlock take, each of which is normalised by every later layer: with the moments
     of those that have been, and handed on from layer to layer (csrc/torch/concat_batch_norm_act.cpp)."""
@@ -269,7 +260,7 @@ def _takes_features(layer) -> bool:
     """Whether a call of the layer is dense_layer and nothing else, which could keep or change what it is given."""
     cls = type(layer)
     is_ours = getattr(cls, "forward", None) is dense_layer  # TorchScript's modules have none
-    return is_ours and layer._compiled_call_impl is None and unlike(layer, (cls,)) is None
+    return is_ours and unlike(layer, (cls,)) is None
 
 
 def dense_block(self, init_features):
@@ -341,16 +332,11 @@ def _lowers(module) -> bool:
     return letter in ("l", "c") and is_plain(module, letter)
 
 
-def _autocasts(device: str) -> bool:
-    """Whether autocast is on for tensors of a device; PyTorch knows it of those that have any alone."""
-    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
-
-
 def lowered_dtype(consumer, *inputs) -> torch.dtype | None:
     """The dtype to which autocast rounds what `consumer` is given, where that is what an op makes of `inputs` in
     float32."""
     device = inputs[0].device.type
-    if consumer is None or not _autocasts(device):
+    if consumer is None or not autocasts(device):
         return None
     dtype = torch.get_autocast_dtype(device)
     fits = dtype in HALVES and all(input.dtype is torch.float32 or input.dtype is dtype for input in inputs)
@@ -497,17 +483,14 @@ def _are_alike(input, residual) -> bool:
     return takes(input) and takes(residual) and input.shape == residual.shape and input.device == residual.device
 
 
+def _is_like(residual, input) -> bool:
+    """Tensors that are alike, and of one dtype."""
+    return _are_alike(input, residual) and input.dtype == residual.dtype
+
+
 def _is_sum_of_rows(input, residual, dropout) -> bool:
-    return (
-        takes(input)
-        and takes(residual)
-        and input.shape == residual.shape
-        and input.dtype == residual.dtype
-        and input.device == residual.device
-        # Under autocast the sum would be made in another dtype than that of its operands.
-        and not _autocasts(input.device.type)
-        and is_plain(dropout, "d")
-    )
+    # Under autocast the sum would be made in another dtype than that of its operands.
+    return _is_like(residual, input) and not autocasts(input.device.type) and is_plain(dropout, "d")
 
 
 # The longest come first.

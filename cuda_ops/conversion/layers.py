@@ -53,10 +53,13 @@ def _layer(name: str, ours: type, native: type) -> type:
             return (ours if takes(self.weight) else native).forward(self, *args, **kwargs)
     else:
         forward = _forward(ours.forward, native)
-    return _class(name, ours, forward, native, f"cuda_ops.nn.{name}, and torch.nn.{name} for what that does not take.")
+    made = _class(name, ours, forward, native, f"cuda_ops.nn.{name}, and torch.nn.{name} for what that does not take.")
+    if hasattr(ours, "_apply_instance_norm"):  # what the native forward calls too
+        made._apply_instance_norm = _forward(ours._apply_instance_norm, native, method="_apply_instance_norm")
+    return made
 
 
-def _forward(ours, native: type, fits=None):
+def _forward(ours, native: type, fits=None, method: str = "forward"):
     """fits(module, input): whether ours computes what the class does, where that depends on the two."""
 
     def forward(self, *args, **kwargs):
@@ -67,7 +70,7 @@ def _forward(ours, native: type, fits=None):
                 if is_forced(error):
                     raise
         node = as_node(self, args, kwargs)
-        return native.forward(self, *args, **kwargs) if node is None else node
+        return getattr(native, method)(self, *args, **kwargs) if node is None else node
 
     return forward
 

@@ -43,10 +43,11 @@ def convert(
             are its two convolutions (:func:`cuda_ops.functional.excitation`). Under autocast a LayerNorm in front of a
             layer that lowers its input returns that layer's dtype at once. It happens in Sequential, in torchvision's
             dense layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch
-            but on an attribute of the module; no value of a global, no mode of PyTorch's asked for); there functions of
-            torch.nn.functional become ours too. Layers with hooks, or changed later, are called one by one. In every
-            forward, calls of torch.nn.functional.scaled_dot_product_attention become ours, and those of transformers'
-            models whose attention is sdpa; eager attention, which returns the weights, is left.
+            but on an attribute of the module; no value of a global, no mode of PyTorch's asked for or turned, no walk
+            through its parameters); there functions of torch.nn.functional become ours too. Layers with hooks, or
+            changed later, are called one by one. In every forward, calls of
+            torch.nn.functional.scaled_dot_product_attention become ours, and those of transformers' models whose
+            attention is sdpa; eager attention, which returns the weights, is left.
         only: names of submodules (with * and ? as in file names), names of classes, or classes: what to convert.
         exclude: likewise, what to leave. A name stands for all below it too.
 

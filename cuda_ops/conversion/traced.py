@@ -4,8 +4,9 @@ A trace is one path through a forward. It stands for all of them where the forwa
 loop in any code of the user's that it ran (branches on arguments would be decided by the stand-ins that are traced) but
 branches on an attribute of the module (`if self.downsample is not None`), all arguments tensors, those with a default
 left out, and no tensor made on the way. What it read of the modules' numbers and flags (`self.training`,
-`self.dropout.p`), and what a branch asked, is written into the new forward as a guard. A call that is not of this kind
-runs the forward that there was; so does a module that cannot be traced.
+`self.dropout.p`), which members its containers had, what it asked for in vain (`getattr(self, "gate", None)`) and what
+a branch asked, is written into the new forward as a guard. A call that is not of this kind runs the forward that there
+was; so does a module that cannot be traced.
 
 Of the trace, runs of layers become calls of fusing.py, and functions of torch.nn.functional become ours. The new
 forward is a text that calls the same submodules by name: it holds no module, no parameter and no tensor.
@@ -38,7 +39,27 @@ RANDOM = ("random", "_random", "numpy.random", "secrets", "time")
 # What may be another in the next call: the text of a trace would go on with what it was.
 MODES = ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled")
 MODES += ("get_autocast_dtype", "get_default_dtype")
+# Where decorators of helpers (`@torch.no_grad()`) turn them, which a graph of calls does not.
+OF_MODES = ("torch.autograd.grad_mode", "torch.autograd.forward_ad", "torch.amp.autocast_mode")
+OF_MODES += ("torch.cuda.amp.autocast_mode", "torch.cpu.amp.autocast_mode")
+# Of these it would go on with the members that there were; of modules' own methods that list modules, parameters and
+# buffers, all of them that the walk comes by.
+CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
+CONTAINERS += (torch.nn.ParameterDict,)
+LISTS = {f"{prefix}{name}" for name in ("modules", "parameters", "buffers", "children") for prefix in ("", "named_")}
+LISTS |= {"state_dict", "apply"}
+# What they give is known of no attribute.
+BUILTINS = ("type", "vars", "dir", "globals", "locals")
 BRANCHES = ("POP_JUMP", "JUMP_IF", "FOR_ITER", "SETUP_FINALLY", "SETUP_WITH", "BEFORE_WITH", "SEND", "YIELD_VALUE")
+
+
+def _codes_of(classes, names=None) -> set:
+    """Of these classes' methods in Python, or those of these names."""
+    functions = [f for cls in classes for name, f in vars(cls).items() if names is None or name in names]
+    return {inspect.unwrap(f).__code__ for f in functions if isinstance(f, FunctionType)}
+
+
+OF_CONTAINERS, OF_LISTS = _codes_of(CONTAINERS), _codes_of([torch.nn.Module], LISTS)
 
 
 class NotTraced(Exception):
@@ -230,6 +251,12 @@ def is_still(module, kind: type) -> bool:
     return (cls is kind or getattr(cls, "cuda_ops_native", None) is kind) and unlike(module, (cls,)) is None
 
 
+def names_in(module) -> tuple[str, ...]:
+    """Of the members that a container has."""
+    spaces = (module._modules, module._parameters, module._buffers)
+    return tuple([name for space in spaces for name, value in space.items() if value is not None])
+
+
 class _Trace:
     """A graph of one module's forward, and what it depends on."""
 
@@ -241,6 +268,10 @@ class _Trace:
         """Expressions of modules and tensors, which the new forward reads too."""
         self.present: set[str] = set()
         """Those of them that a branch has found not to be None."""
+        self.absent: set[tuple[str, str]] = set()
+        """(module, name) of what it has asked for and not found."""
+        self.members: dict[str, tuple[str, ...]] = {}
+        """{container: the names in it}"""
         self.functions: dict[str, object] = {}
         """Functions that are attributes of a module: {expression: function}"""
         self.codes: set = set()
@@ -286,13 +317,16 @@ class _Trace:
 
     def depends(self) -> bool:
         """Whether the new forward holds for some states of the module alone."""
-        return bool(self.reads or self.present or self.functions or self.inlined)
+        return bool(self.reads or self.present or self.functions or self.inlined or self.absent or self.members)
 
     def read(self, module, name, value):
         """A line of the user's reads module.<name>."""
         path = self.paths.get(id(module))
         if isinstance(value, (Tensor, torch.nn.Module)):
             return  # read anew by the new forward
+        if isinstance(value, type):
+            self.refused = f"it reads {type(module).__name__}.{name}, a class"
+            return
         if name not in object.__getattribute__(module, "__dict__") and callable(value):
             return  # a method: its code is looked at when it runs
         if path is None:
@@ -308,25 +342,43 @@ class _Trace:
         """A line of the user's reads a submodule, parameter or buffer, which the new forward reads too."""
         path = self.paths.get(id(module))
         held = [space for space in (module._modules, module._parameters, module._buffers) if name in space]
-        if path is None or not held:
+        if path is None:
             return
-        if held[0][name] is None:
+        if not held:
+            self.absent.add((path, name))
+        elif held[0][name] is None:
             self.reads[f"{path}.{name}"] = "None"
         else:
             self.read_anew.add(f"{path}.{name}")
+
+    def read_members(self, container):
+        """A line of the user's asks a container for its members, or for one."""
+        path = self.paths.get(id(container))
+        if path is None:
+            self.refused = f"it reads a {type(container).__name__} that is none of its own"
+        else:
+            self.members[path] = names_in(container)
 
     def variant(self) -> Variant:
         code = self.graph.python_code("self")
         names = {name: value for name, value in code.globals.items() if name in code.src}
         conditions = [f"{_path(name)} == {value}" for name, value in sorted(self.reads.items())]
         conditions += [f"{_path(name)} is not None" for name in sorted(self.present)]
+        conditions += [f"not hasattr({_path(path)}, {name!r})" for path, name in sorted(self.absent)]
+        for path, members in sorted(self.members.items()):
+            names["_names_in"] = names_in
+            conditions.append(f"_names_in({_path(path)}) == {members}")
         for number, (name, function) in enumerate(sorted(self.functions.items())):
             names[f"_read_{number}"] = function
             conditions.append(f"{_path(name)} is _read_{number}")
         for number, (name, kind) in enumerate(sorted(self.inlined.items())):
             names |= {f"_class_{number}": kind, "_is_still": is_still}
             conditions.append(f"_is_still({_path(name)}, _class_{number})")
-        guard = f"def guard(self):\n    return {' and '.join(conditions) or 'True'}\n"
+        guard = "def guard(self):\n    return True\n"
+        if conditions:  # of what may have gone since
+            asked = " and ".join(conditions)
+            guard = f"def guard(self):\n    try:\n        return {asked}\n"
+            guard += "    except AttributeError:\n        return False\n"
         return Variant(f"{guard}\n{code.src}", tuple(sorted(names.items(), key=lambda item: item[0])))
 
 
@@ -363,6 +415,12 @@ class _Observation:
             elif event == "call":
                 if is_users(frame.f_code):
                     trace.codes.add(frame.f_code)
+                elif frame.f_code in OF_CONTAINERS and is_users(frame.f_back.f_code):
+                    trace.read_members(frame.f_locals[frame.f_code.co_varnames[0]])
+                elif frame.f_code in OF_LISTS and is_users(frame.f_back.f_code):
+                    trace.refused = f"it asks for {frame.f_code.co_name}()"
+                elif frame.f_code.co_name == "__enter__" and frame.f_globals.get("__name__") in OF_MODES:
+                    trace.refused = "a function that it calls runs in a mode of its own"
                 elif frame.f_globals.get("__name__") in RANDOM:
                     trace.refused = "it draws numbers that are no tensors"
             elif event == "c_call" and is_users(frame.f_code):
@@ -393,6 +451,8 @@ def _variables_read(frame) -> list[str]:
     for each in dis.get_instructions(frame.f_code):
         if each.opname == "LOAD_GLOBAL":
             name, value = each.argval, frame.f_globals.get(each.argval, type)  # else Python's own
+            if name in BUILTINS and name not in frame.f_globals:
+                found.add(f"{name}()")
         elif each.opname == "LOAD_DEREF" and each.argval in frame.f_code.co_freevars and each.argval in frame.f_locals:
             name, value = each.argval, frame.f_locals[each.argval]
         elif each.opname == "LOAD_ATTR" and name and isinstance(value, (type, ModuleType)) and value is not math:
@@ -422,6 +482,9 @@ def _check_straight(function) -> tuple[set[str], set[str]]:
     whether_there, whether_true = set(), set()
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "TO_BOOL")]
     for number, instruction in enumerate(instructions):
+        after = instructions[number + 1].opname if number + 1 < len(instructions) else ""
+        if instruction.opname == "IS_OP" and not after.startswith("POP_JUMP"):
+            raise NotTraced(f"{code.co_name} asks whether two things are one")  # of stand-ins it would be told no
         if not instruction.opname.startswith(BRANCHES):
             continue
         asks_none = instruction.opname.endswith("NONE")

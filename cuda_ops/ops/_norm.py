@@ -5,7 +5,7 @@ import math
 import torch
 
 from .._arguments import expect, integer
-from .._library import library
+from .._operators import composite
 
 
 def shape_of(op, normalized_shape):
@@ -126,25 +126,25 @@ def tangents(c, t_grad, t_sum, t_input, t_weight, grad_output, input, weight, dt
     )
 
 
-@torch.library.impl(library, "layer_norm_backward_gradients", "CompositeImplicitAutograd")
+@composite("layer_norm_backward_gradients")
 def _(v, v_weight, v_bias, grad_output, input, normalized_shape, weight, eps, wanted):
     c = _Rows(input, normalized_shape, weight, eps, True)
     return gradients(c, v, v_weight, v_bias, grad_output, input, weight, wanted)
 
 
-@torch.library.impl(library, "rms_norm_backward_gradients", "CompositeImplicitAutograd")
+@composite("rms_norm_backward_gradients")
 def _(v, v_weight, grad_output, input, normalized_shape, weight, eps, wanted):
     c = _Rows(input, normalized_shape, weight, eps, False)
     return gradients(c, v, v_weight, None, grad_output, input, weight, wanted)
 
 
-@torch.library.impl(library, "layer_norm_backward_tangents", "CompositeImplicitAutograd")
+@composite("layer_norm_backward_tangents")
 def _(t_grad, t_sum, t_input, t_weight, grad_output, input, normalized_shape, weight, eps, bias_dtype, wanted):
     c = _Rows(input, normalized_shape, weight, eps, True)
     return tangents(c, t_grad, t_sum, t_input, t_weight, grad_output, input, weight, bias_dtype, wanted)
 
 
-@torch.library.impl(library, "rms_norm_backward_tangents", "CompositeImplicitAutograd")
+@composite("rms_norm_backward_tangents")
 def _(t_grad, t_sum, t_input, t_weight, grad_output, input, normalized_shape, weight, eps, wanted):
     c = _Rows(input, normalized_shape, weight, eps, False)
     return tangents(c, t_grad, t_sum, t_input, t_weight, grad_output, input, weight, None, wanted)

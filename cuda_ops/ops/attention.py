@@ -9,8 +9,7 @@ from torch.compiler import is_compiling
 from .._arguments import check_tensors, check_tensors_or_none, expect, flag, integer, number
 from .._autograd import autograd_function
 from .._fakes import register_fake, require_ops
-from .._library import library
-from .._operators import operator
+from .._operators import composite, operator
 
 require_ops("attention_gradients", "attention_packed_gradients")
 
@@ -155,7 +154,7 @@ class _Composed:
         return tensor.unflatten(1, (-1, self.group)).sum(2) if self.group > 1 else tensor
 
 
-@torch.library.impl(library, "attention_gradients_composed", "CompositeImplicitAutograd")
+@composite("attention_gradients_composed")
 def _(
     grad_output, grad_logsumexp, query, key, value, mask, alibi_slopes, state, scale, diagonal, window_left,
     window_right, softcap, dropout, wanted,
@@ -185,7 +184,7 @@ def _(
     return grads
 
 
-@torch.library.impl(library, "attention_tangents", "CompositeImplicitAutograd")
+@composite("attention_tangents")
 def _(
     tangent_query, tangent_key, tangent_value, tangent_mask, query, key, value, mask, alibi_slopes, state, scale,
     diagonal, window_left, window_right, softcap, dropout,
@@ -214,7 +213,7 @@ def _heads(tensor):
     return None if tensor is None else tensor.transpose(1, 2)
 
 
-@torch.library.impl(library, "attention_packed_gradients_composed", "CompositeImplicitAutograd")
+@composite("attention_packed_gradients_composed")
 def _(
     grad_output, grad_logsumexp, qkv, alibi_slopes, state, scale, window_left, window_right, softcap, dropout,
 ):  # fmt: skip
@@ -225,7 +224,7 @@ def _(
     return torch.stack([_heads(grad) for grad in grads], 2)
 
 
-@torch.library.impl(library, "attention_packed_tangents", "CompositeImplicitAutograd")
+@composite("attention_packed_tangents")
 def _(tangent_qkv, qkv, alibi_slopes, state, scale, window_left, window_right, softcap, dropout):
     output, logsumexp = torch.ops.cuda_ops.attention_tangents(
         *map(_heads, tangent_qkv.unbind(2)), None, *map(_heads, qkv.unbind(2)), None, alibi_slopes, state, scale, 0,

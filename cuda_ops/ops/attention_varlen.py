@@ -8,8 +8,7 @@ from torch import Tensor
 from .._arguments import check_tensors, expect, flag, integer, number
 from .._autograd import autograd_function
 from .._fakes import register_fake, require_ops
-from .._library import library
-from .._operators import operator
+from .._operators import composite, operator
 from .attention import _options, _results
 
 require_ops("attention_varlen_gradients")
@@ -92,7 +91,7 @@ def _dense(query, key, value, mask, scale, softcap):
     return _four(query), _four(key), _four(value), mask, None, state, scale, 0, -1, -1, softcap, 0.0
 
 
-@torch.library.impl(library, "attention_varlen_gradients_composed", "CompositeImplicitAutograd")
+@composite("attention_varlen_gradients_composed")
 def _(
     grad_output, grad_logsumexp, query, key, value, cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q,
     max_seqlen_k, scale, window_left, window_right, softcap, bottom_right,
@@ -109,7 +108,7 @@ def _(
     return tuple(grad.squeeze(0).transpose(0, 1) for grad in grads)
 
 
-@torch.library.impl(library, "attention_varlen_tangents", "CompositeImplicitAutograd")
+@composite("attention_varlen_tangents")
 def _(
     tangent_query, tangent_key, tangent_value, query, key, value, cu_seqlens_q, cu_seqlens_k, alibi_slopes,
     max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap, bottom_right,

@@ -7,9 +7,8 @@ from torch._prims_common import suggest_memory_format
 from .._arguments import check_tensors, check_tensors_or_none, expect, flag, number
 from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import library
 from .._modules import buffer, parameter
-from .._operators import operator
+from .._operators import composite, operator
 from ._norm import centered_twice
 
 
@@ -94,7 +93,7 @@ class _Channels:
         return tensor.mean(self.dims, keepdim=True) if tensor.numel() else self.sum(tensor)
 
 
-@torch.library.impl(library, "batch_norm_backward_gradients", "CompositeImplicitAutograd")
+@composite("batch_norm_backward_gradients")
 def _(v, v_weight, v_bias, grad_output, input, weight, mean, variance, training, eps, wanted):
     """Those of the gradients of <v, grad_input> + <v_weight, grad_weight> + <v_bias, grad_bias> by grad_output, input
     and weight that are wanted, where v are the incoming ones."""
@@ -147,7 +146,7 @@ def _as_parameter(value, weight):
     return None if weight is None else value.reshape(-1).to(weight.dtype)
 
 
-@torch.library.impl(library, "batch_norm_backward_tangents", "CompositeImplicitAutograd")
+@composite("batch_norm_backward_tangents")
 def _(t_grad, t_input, t_weight, grad_output, input, weight, mean, variance, training, eps, bias_dtype, wanted):
     r"""What grad_input, grad_weight and grad_bias change by where grad_output, input and weight change by t_...: by the
     rules of _differentiate_training, of which :math:`\partial \hat x = r P(t)` and

@@ -6,8 +6,7 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none, expect, flag, number
 from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import library
-from .._operators import operator
+from .._operators import composite, operator
 from .batch_norm import (
     _check_batch,
     _check_channels,
@@ -102,7 +101,7 @@ def _gate(grad, input, weight, bias, residual, mean, variance, training, activat
     return SLOPES[activation](grad, z if residual is None else z + residual)
 
 
-@torch.library.impl(library, "batch_norm_act_gradients", "CompositeImplicitAutograd")
+@composite("batch_norm_act_gradients")
 def _(grad_output, input, weight, bias, residual, mean, variance, training, activation, eps, wanted):
     grad = _gate(grad_output, input, weight, bias, residual, mean, variance, training, activation, eps)
     bias_dtype = None if bias is None else bias.dtype
@@ -110,7 +109,7 @@ def _(grad_output, input, weight, bias, residual, mean, variance, training, acti
     return (*grads, grad if wanted[3] else grad.new_empty(0))
 
 
-@torch.library.impl(library, "batch_norm_act_tangents", "CompositeImplicitAutograd")
+@composite("batch_norm_act_tangents")
 def _(
     t_input, t_weight, t_bias, t_residual, input, weight, bias, residual, mean, variance, training, activation, eps
 ):  # fmt: skip

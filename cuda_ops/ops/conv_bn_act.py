@@ -4,14 +4,15 @@ The normalisation is folded into the convolution's weight and bias where that sa
 alone: in training the statistics are those of the convolution's output.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, number, pair
 from .._fakes import register_fake
-from .._library import library
 from .._modules import buffer, parameter
-from .._operators import operator
+from .._operators import composite, operator
 from .batch_norm_act import SLOPES, batch_norm_act_forward_inference
 from .conv2d import (
     _four_paddings,
@@ -29,121 +30,114 @@ from .conv2d import (
 OP = "conv_bn_act"
 
 
+class Block(NamedTuple):
+    """The arguments of conv_bn_act_inference, which its derivatives are given too."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    bn_weight: Tensor | None
+    bn_bias: Tensor | None
+    running_mean: Tensor
+    running_var: Tensor
+    activation: str | None
+    eps: float
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+
+    @property
+    def geometry(self):
+        return self.stride, self.padding, self.dilation, self.groups
+
+    def convolved(self):
+        """The convolution's output, and weight in the dtype of input."""
+        weight = self.weight.to(self.input.dtype)
+        bias = None if self.bias is None else self.bias.to(self.input.dtype)
+        return conv2d_forward(self.input, weight, bias, *self.geometry), weight
+
+
+DIFFERENTIABLE = Block._fields[:5]
+
+
 @register_fake("cuda_ops::conv_bn_act_inference")
-def _(
-    input,
-    weight,
-    bias,
-    bn_weight,
-    bn_bias,
-    running_mean,
-    running_var,
-    activation,
-    eps,
-    stride,
-    padding,
-    dilation,
-    groups,
-):
-    if activation not in (None, *SLOPES):
+def _(*arguments):
+    block = Block(*arguments)
+    if block.activation not in (None, *SLOPES):
         names = ", ".join(map(repr, SLOPES))
-        raise ValueError(f"{OP}: expected activation to be {names} or None, got {activation!r}")
-    check_sizes(input.shape, weight.shape, stride, padding, dilation, groups, OP)
-    check_bias(bias, weight.shape[0], OP)
-    for name, tensor in (
-        ("bn_weight", bn_weight),
-        ("bn_bias", bn_bias),
-        ("running_mean", running_mean),
-        ("running_var", running_var),
-    ):
+        raise ValueError(f"{OP}: expected activation to be {names} or None, got {block.activation!r}")
+    check_sizes(block.input.shape, block.weight.shape, *block.geometry, OP)
+    channels = block.weight.shape[0]
+    check_bias(block.bias, channels, OP)
+    for name in ("bn_weight", "bn_bias", "running_mean", "running_var"):
+        tensor = getattr(block, name)
         if tensor is not None:
-            fits = tensor.dim() == 1 and tensor.shape[0] == weight.shape[0]
+            fits = tensor.dim() == 1 and tensor.shape[0] == channels
             message = "{} to have one element for each output channel of weight, {}, got shape {}"
-            expect(fits, OP, message, name, weight.shape[0], list(tensor.shape))
-    channels_last = is_channels_last(input) or is_channels_last(weight)
-    return empty_image(output_size(input.shape, weight.shape, stride, padding, dilation), input, channels_last)
+            expect(fits, OP, message, name, channels, list(tensor.shape))
+    size = output_size(block.input.shape, block.weight.shape, block.stride, block.padding, block.dilation)
+    return empty_image(size, block.input, is_channels_last(block.input) or is_channels_last(block.weight))
 
 
-def _convolved(input, weight, bias, geometry):
-    """The convolution's output, and weight in the dtype of input."""
-    weight = weight.to(input.dtype)
-    return conv2d_forward(input, weight, None if bias is None else bias.to(input.dtype), *geometry), weight
-
-
-@torch.library.impl(library, "conv_bn_act_gradients", "CompositeImplicitAutograd")
-def _(
-    grad_output,
-    input,
-    weight,
-    bias,
-    bn_weight,
-    bn_bias,
-    running_mean,
-    running_var,
-    activation,
-    eps,
-    stride,
-    padding,
-    dilation,
-    groups,
-    wanted,
-):
+@composite("conv_bn_act_gradients")
+def _(grad_output, *arguments):
     """The gradients that are wanted, by ops that are differentiable further, of the convolution computed anew."""
-    geometry = stride, padding, dilation, groups
-    convolved, cast = _convolved(input, weight, bias, geometry)
-    of_norm = bn_weight, bn_bias, None, running_mean, running_var, False, activation, eps
-    wanted_of_norm = [any(wanted[:3]), wanted[3], wanted[4], False]
-    grad, grad_bn_weight, grad_bn_bias, _ = batch_norm_act_gradients(grad_output, convolved, *of_norm, wanted_of_norm)
+    *arguments, wanted = arguments
+    block = Block(*arguments)
+    input, weight, geometry = block.input, block.weight, block.geometry
+    convolved, cast = block.convolved()
+    grad, grad_bn_weight, grad_bn_bias, _ = batch_norm_act_gradients(
+        grad_output,
+        convolved,
+        block.bn_weight,
+        block.bn_bias,
+        None,
+        block.running_mean,
+        block.running_var,
+        False,
+        block.activation,
+        block.eps,
+        [any(wanted[:3]), wanted[3], wanted[4], False],
+    )
     gradients = (
         lambda: conv2d_backward_input(grad, cast, input.shape, is_channels_last(input), *geometry),
         lambda: conv2d_backward_weight(grad, input, weight.shape, is_channels_last(weight), *geometry).to(weight.dtype),
-        lambda: conv2d_backward_bias(grad, bias.shape).to(bias.dtype),
+        lambda: conv2d_backward_bias(grad, block.bias.shape).to(block.bias.dtype),
         lambda: grad_bn_weight,
         lambda: grad_bn_bias,
     )
     return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
-@torch.library.impl(library, "conv_bn_act_tangent", "CompositeImplicitAutograd")
-def _(
-    t_input,
-    t_weight,
-    t_bias,
-    t_bn_weight,
-    t_bn_bias,
-    input,
-    weight,
-    bias,
-    bn_weight,
-    bn_bias,
-    running_mean,
-    running_var,
-    activation,
-    eps,
-    stride,
-    padding,
-    dilation,
-    groups,
-):
+@composite("conv_bn_act_tangent")
+def _(*arguments):
     """The tangent of output, by those of the ops that are fused here."""
-    tangents = t_input, t_weight, t_bias, t_bn_weight, t_bn_bias
-    tensors = input, weight, bias, bn_weight, bn_bias
-    for name, tensor, tangent in zip(
-        ("input", "weight", "bias", "bn_weight", "bn_bias"), tensors, tangents, strict=True
-    ):
+    count = len(DIFFERENTIABLE)
+    tangents, block = arguments[:count], Block(*arguments[count:])
+    duals = []
+    for name, tangent in zip(DIFFERENTIABLE, tangents, strict=True):
+        tensor = getattr(block, name)
         fits = tangent is None or (
             tensor is not None
             and tensor.is_floating_point()
             and tangent.dtype is tensor.dtype
             and tangent.shape == tensor.shape
         )
-        expect(fits, OP, "expected the tangent of {} to have its dtype, which is floating point, and its shape", name)
-    duals = [
-        tensor if tangent is None else torch._make_dual(tensor, tangent, level=0)
-        for tensor, tangent in zip(tensors, tangents, strict=True)
-    ]
-    convolved, _ = _convolved(*duals[:3], (stride, padding, dilation, groups))
-    output = batch_norm_act_forward_inference(convolved, *duals[3:], None, running_mean, running_var, activation, eps)
+        expect(fits, OP, "the tangent of {} to have its dtype, which is floating point, and its shape", name)
+        duals.append(tensor if tangent is None else torch._make_dual(tensor, tangent, level=0))
+    block = block._replace(**dict(zip(DIFFERENTIABLE, duals, strict=True)))
+    convolved, _ = block.convolved()
+    output = batch_norm_act_forward_inference(
+        convolved,
+        block.bn_weight,
+        block.bn_bias,
+        None,
+        block.running_mean,
+        block.running_var,
+        block.activation,
+        block.eps,
+    )
     return torch._unpack_dual(output, level=0)[1]
 
 

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, number, pair
 from .._fakes import register_fake
-from .._library import library, ops
+from .._library import ops
 from .._modules import buffer, parameter, unlike
-from .._operators import operator
+from .._operators import composite, operator
 from ._pool2d import _pooled_size, pair_or_kernel
 from .batch_norm import (
     BatchNorm2d,
@@ -186,7 +186,7 @@ def _composed(input, weight, bias, bn_weight, bn_bias, running_mean, running_var
     return Composed(weight, conv_output, mean, variance, activation, output, indices)
 
 
-@torch.library.impl(library, "conv_bn_relu_pool_gradients", "CompositeImplicitAutograd")
+@composite("conv_bn_relu_pool_gradients")
 def _(grad_output, input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps, geometry, wanted):
     """The gradients that are wanted, by ops that are differentiable further, of the block computed anew."""
     geometry, training = Geometry.of(geometry), running_mean is None
@@ -228,7 +228,7 @@ def _dual(name, tensor, tangent):
     return torch._make_dual(tensor, tangent, level=0)
 
 
-@torch.library.impl(library, "conv_bn_relu_pool_tangent", "CompositeImplicitAutograd")
+@composite("conv_bn_relu_pool_tangent")
 def _(
     t_input,
     t_weight,

@@ -12,7 +12,6 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none
 from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import library
 from .._loss import (
     accumulate_dtype,
     check_target_shape,
@@ -22,7 +21,7 @@ from .._loss import (
     refuse_weight_gradient,
 )
 from .._modules import buffer
-from .._operators import operator
+from .._operators import composite, operator
 from .log_softmax import log_softmax_forward
 
 
@@ -49,7 +48,7 @@ CrossEntropyFunction = autograd_function("cross_entropy_forward", "CrossEntropyF
 # differentiable ops.
 
 
-@torch.library.impl(library, "cross_entropy_tangent", "CompositeImplicitAutograd")
+@composite("cross_entropy_tangent")
 def cross_entropy_tangent(tangent, input, target, weight, total_weight, reduction, ignore_index, label_smoothing):
     """What `tangent`, input's, gives to the loss: the sum of its products with the gradient."""
     dim, dtype = class_dim(input), accumulate_dtype(input)
@@ -68,7 +67,7 @@ def cross_entropy_tangent(tangent, input, target, weight, total_weight, reductio
     return loss.to(input.dtype)
 
 
-@torch.library.impl(library, "cross_entropy_share_gradients", "CompositeImplicitAutograd")
+@composite("cross_entropy_share_gradients")
 def _(grad_output, input, target, weight, total_weight, reduction, label_smoothing, wanted):
     """For class probabilities and for their weights, those that are wanted."""
     scale = column_scale(grad_output, input, total_weight, reduction)
@@ -91,13 +90,13 @@ def share_tangent(tangent_target, tangent_weight, input, target, weight, label_s
     return tangent if weight is None else tangent * along_classes(weight, input)
 
 
-@torch.library.impl(library, "cross_entropy_share_tangent", "CompositeImplicitAutograd")
+@composite("cross_entropy_share_tangent")
 def _(tangent_target, tangent_weight, input, target, weight, reduction, label_smoothing):
     q = share_tangent(tangent_target, tangent_weight, input, target, weight, label_smoothing)
     return cross_entropy_forward(input, q, None, reduction, -1, 0.0)[0]
 
 
-@torch.library.impl(library, "cross_entropy_backward_share", "CompositeImplicitAutograd")
+@composite("cross_entropy_backward_share")
 def _(
     tangent_target,
     tangent_weight,
@@ -114,7 +113,7 @@ def _(
     return cross_entropy_backward(grad_output, input, q, None, statistics, total_weight, reduction, -1, 0.0)
 
 
-@torch.library.impl(library, "cross_entropy_backward_input", "CompositeImplicitAutograd")
+@composite("cross_entropy_backward_input")
 def cross_entropy_backward_input(
     tangent, grad_output, input, target, weight, total_weight, reduction, ignore_index, label_smoothing
 ):
@@ -128,7 +127,7 @@ def cross_entropy_backward_input(
     return (scale * q.sum(dim, keepdim=True) * softmax * (v - expected)).to(input.dtype)
 
 
-@torch.library.impl(library, "cross_entropy_backward_gradients", "CompositeImplicitAutograd")
+@composite("cross_entropy_backward_gradients")
 def _(
     grad_grad_input,
     grad_output,

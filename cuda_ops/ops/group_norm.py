@@ -7,9 +7,8 @@ from torch._prims_common import suggest_memory_format
 from .._arguments import check_tensors, expect, integer
 from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import library
 from .._modules import parameter
-from .._operators import operator
+from .._operators import composite, operator
 from ._norm import centered_twice, gradients, tangents
 
 
@@ -88,13 +87,13 @@ class _Groups:
         return z - self.mean(z) - self.normalised * self.mean(z * self.normalised)
 
 
-@torch.library.impl(library, "group_norm_backward_gradients", "CompositeImplicitAutograd")
+@composite("group_norm_backward_gradients")
 def _(v, v_weight, v_bias, grad_output, input, num_groups, weight, eps, wanted):
     c = _Groups(input, num_groups, weight, eps)
     return gradients(c, v, v_weight, v_bias, grad_output, input, weight, wanted)
 
 
-@torch.library.impl(library, "group_norm_backward_tangents", "CompositeImplicitAutograd")
+@composite("group_norm_backward_tangents")
 def _(t_grad, t_input, t_weight, grad_output, input, num_groups, weight, eps, bias_dtype, wanted):
     c = _Groups(input, num_groups, weight, eps)
     return tangents(c, t_grad, None, t_input, t_weight, grad_output, input, weight, bias_dtype, wanted)

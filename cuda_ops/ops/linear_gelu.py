@@ -7,9 +7,8 @@ from torch import Tensor
 from .._arguments import expect
 from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import library
 from .._modules import parameter
-from .._operators import operator
+from .._operators import composite, operator
 from .linear import linear_forward
 
 
@@ -52,14 +51,14 @@ LinearGELUFunction = autograd_function("linear_gelu_forward", "LinearGELUFunctio
 # What is differentiated further or forward is composed of differentiable ops.
 
 
-@torch.library.impl(library, "linear_gelu_tangents", "CompositeImplicitAutograd")
+@composite("linear_gelu_tangents")
 def _(input, weight, bias, preactivation, approximate):
     """The contribution of one argument's tangent to the tangents of output and preactivation."""
     tangent = linear_forward(input, weight, None) if bias is None else bias.expand_as(preactivation)
     return linear_gelu_backward(tangent, preactivation, approximate, False)[0], tangent
 
 
-@torch.library.impl(library, "linear_gelu_backward_gradients", "CompositeImplicitAutograd")
+@composite("linear_gelu_backward_gradients")
 def _(grad_grad_preactivation, grad_grad_bias, grad_output, preactivation, approximate, wanted):
     """Those of grad_output and preactivation that are wanted, of grad_output * gelu'(preactivation) and the sum of that
     over the rows."""
@@ -76,7 +75,7 @@ def _(grad_grad_preactivation, grad_grad_bias, grad_output, preactivation, appro
     return grads
 
 
-@torch.library.impl(library, "linear_gelu_backward_preactivation", "CompositeImplicitAutograd")
+@composite("linear_gelu_backward_preactivation")
 def _(tangent, grad_output, preactivation, approximate, with_bias):
     """What a tangent of preactivation gives to both gradients."""
     tangent = gelu_backward_input(tangent, grad_output, preactivation, approximate)

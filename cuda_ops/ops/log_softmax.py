@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import _get_softmax_dim
 
-from .._arguments import check_dtype, check_tensors, expect
+from .._arguments import autocasts, check_dtype, check_tensors, expect
 from .._autograd import autograd_function
 from .._fakes import register_fake
 from .._operators import operator
@@ -69,7 +69,7 @@ def log_softmax_in(dtype, input, dim):
     check_dtype("log_softmax", dtype)
     device_type = input.device.type
     input = input.to(dtype)
-    if device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type):
+    if autocasts(device_type):
         with torch.autocast(device_type, enabled=False):
             return log_softmax_forward(input, dim)
     return log_softmax_forward(input, dim)

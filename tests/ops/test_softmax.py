@@ -296,6 +296,19 @@ def test_long_and_few_along_any_dimension(shape, dim, dtype):
         assert torch.equal(getattr(ops, f"{name}_forward")(transposed, dim), y)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [softmax, log_softmax])
+def test_a_dtype_that_is_asked_for_holds_under_autocast(function, dtype, device):
+    for place in (device, "meta"):
+        input = torch.randn(3, 5, device=place)
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            output = function(input, 1, dtype=dtype)
+        assert output.dtype == dtype and output.device == input.device
+        if place != "meta":
+            exact = getattr(torch, function.__name__)(input.to(dtype).cpu().double(), 1)
+            assert_close(output, exact, RELATIVE_NORM[dtype])
+
+
 @pytest.mark.cuda
 def test_more_rows_than_a_grid_has_blocks():
     for rows, cols in ((600_000, 37), (70_000, 1025)):

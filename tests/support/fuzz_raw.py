@@ -1,18 +1,23 @@
 """Hostile calls of every registered op: arguments that do not fit, in a process where a wrong write is noticed.
 
     make fuzz-raw SECONDS=600                      # a new seed, which is printed
+    make fuzz-raw ARGS="--only conv2d_forward '*_tangents'"
     PYTHONPATH=.:tests python -m support.fuzz_raw --case conv2d_forward:17
 
-A call's arguments are those of a specification's `op_samples`, or made up from the op's schema, with some of them
-replaced: tensors of other shapes, dtypes, layouts and devices, that share memory with themselves, of more elements
-than there is memory for; integers at the limits; lists too short, too long and empty; None; NaN. The worker runs under
-glibc's MALLOC_CHECK_ and MALLOC_PERTURB_ with a limit on its memory, on a GPU under compute-sanitizer where it is
-installed. What is right: a result, or an exception that names the op, or says that there is no memory; of what is
-composed of PyTorch's own ops (the second derivatives), any of theirs. What is not: a signal, a hang, "INTERNAL ASSERT".
+A call's arguments are those of a specification's `op_samples`, or what a derivative makes of these, or those of an op
+with arguments of the same names, or made up from the op's schema, with some of them replaced: tensors of other shapes,
+dtypes, layouts and devices, that share memory with themselves, of more elements than there is memory for; integers at
+the limits; lists too short, too long and empty; None; NaN. The worker runs under glibc's MALLOC_CHECK_ and
+MALLOC_PERTURB_ with a limit on its memory, on a GPU under compute-sanitizer where it is installed. What is right: a
+result, or an exception that names the op, or says that there is no memory; of what is composed of PyTorch's own ops
+(the second derivatives), any of theirs. What is not: a signal, a hang, "INTERNAL ASSERT".
 """
 
 import argparse
+import contextlib
 import ctypes.util
+import fnmatch
+import os
 import random
 import re
 import resource
@@ -25,6 +30,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cuda_ops._autograd import Call
 from support.fuzz_cases import Rejected, copied, relaid
 from support.opspec import Make, load_specs
 from support.supervisor import add_bounds, supervise
@@ -67,6 +73,9 @@ EXTENTS = [0, 1, 1, 2, 3, 4, 5, 8, 17, 33]
 # Beyond what a process needs that has PyTorch loaded; a call of these sizes needs next to nothing.
 MEMORY = 3 * 2**30
 CASE_SECONDS = 60
+# Derivatives of how many orders are called, as they are of how many calls of an op.
+ORDERS, SAMPLES = 3, 6
+DRAWN = object()  # stands for an argument that is drawn at each call
 
 
 class Wrong(Exception):
@@ -79,6 +88,71 @@ def all_ops():
 
 
 def valid_calls(device):
+    """Arguments that specifications call an op with, or that are its where another is differentiated, by op."""
+    calls = specified_calls(device)
+    fresh = calls
+    for _ in range(ORDERS):
+        found = {}
+        for op, several in fresh.items():
+            for arguments in several[:: -(-len(several) // SAMPLES)]:
+                for name, made in calls_of_derivatives(op, arguments):
+                    if name not in calls:
+                        found.setdefault(name, []).append(made)
+        calls, fresh = calls | found, found
+    return calls | {op: borrowed(op, calls) for op in all_ops() if op not in calls}
+
+
+def borrowed(op, calls):
+    """Arguments of the op that shares the most names with this one, the others being drawn at each call; [] where none
+    shares a tensor and another argument."""
+
+    def kinds(name):
+        return {a.name: str(a.real_type) for a in getattr(torch.ops.cuda_ops, name).default._schema.arguments}
+
+    wanted = kinds(op).items()
+    shared = {other: wanted & kinds(other).items() for other in sorted(calls)}
+    best = max(shared, key=lambda other: (len(shared[other]), len(os.path.commonprefix([op, other]))))
+    if len(shared[best]) < 2 or not any("Tensor" in kind for _, kind in shared[best]):
+        return []
+    found = []
+    for arguments in calls[best]:
+        named = dict(zip(kinds(best), arguments, strict=False))
+        found.append([named.get(pair[0], DRAWN) if pair in shared[best] else DRAWN for pair in wanted])
+    return found
+
+
+def calls_of_derivatives(op, arguments):
+    """(op, arguments) of what the derivatives of this call call."""
+    overload = getattr(torch.ops.cuda_ops, op).default
+    lines = torch.ops.cuda_ops.derivatives(op)
+    names = [a.name for a in overload._schema.arguments]
+    returns = [r.name or "output" for r in overload._schema.returns]
+    arguments = [copied(a).detach() if isinstance(a, Tensor) else a for a in arguments]
+    arguments += [a.default_value for a in overload._schema.arguments[len(arguments) :]]
+    values = dict(zip(names, arguments, strict=True))
+    with torch.no_grad(), contextlib.suppress(Exception):
+        if lines:
+            # Before an op in place writes.
+            values |= {f"tangent_{n}": torch.rand_like(a) if is_number(a) else None for n, a in values.items()}
+            results = overload(*[a.clone() if isinstance(a, Tensor) else a for a in arguments])
+            results = results if isinstance(results, (tuple, list)) else [results]
+            values |= dict(zip(returns, results, strict=False))
+            values |= {f"grad_{n}": torch.rand_like(r) for n, r in zip(returns, results, strict=False) if is_number(r)}
+    for line in lines:
+        targets, _, text = line.partition("<-" if "<-" in line else ":")
+        wanted = {target.strip(): is_number(values.get(target.strip())) for target in targets.split(",")}
+        for call in text.split(" or "):
+            with contextlib.suppress(KeyError, AttributeError):  # not differentiable, or of a result that is not there
+                call = Call(call)
+                if call.op is not None and call.op.__module__.endswith("cuda_ops"):
+                    yield call.op.__name__, call.arguments(values, wanted)
+
+
+def is_number(value):
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def specified_calls(device):
     """Arguments that specifications call an op with, by op."""
     calls = {}
     for spec in load_specs():
@@ -181,17 +255,22 @@ def some_value(rng, kind, size, device, value=None):
 def drawn_call(rng, schema, calls, device):
     parameters = [(a.name, str(a.real_type), a.N) for a in schema.arguments]
     name = schema.name.split("::")[1]
-    if name in calls and rng.random() < 0.9:
+    if calls.get(name) and rng.random() < 0.9:
         arguments = list(rng.choice(calls[name]))
         arguments += [a.default_value for a in schema.arguments[len(arguments) :]]
         arguments = [copied(a) if isinstance(a, Tensor) else a for a in arguments]
-        changed = rng.sample(range(len(arguments)), min(len(arguments), rng.choice([0, 1, 1, 1, 2, 3])))
+        changed = set(rng.sample(range(len(arguments)), min(len(arguments), rng.choice([0, 1, 1, 1, 2, 3]))))
+        changed |= {i for i, argument in enumerate(arguments) if argument is DRAWN}
+        arguments = [None if argument is DRAWN else argument for argument in arguments]
     else:
         arguments = [None] * len(parameters)
         changed = range(len(arguments))
-    for i in changed:
+    for i in sorted(changed):
         _, kind, size = parameters[i]
         arguments[i] = some_value(rng, kind, size, device, arguments[i])
+        # What PyTorch's ops make of those that have no memory behind them takes them hours.
+        if is_composed_op(name) and isinstance(arguments[i], Tensor) and arguments[i].numel() > 2**30:
+            raise Rejected
     if rng.random() < 0.1:  # the same memory twice
         tensors = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
         if len(tensors) > 1:
@@ -221,13 +300,21 @@ ALLOWED = re.compile(
 )
 
 
+def is_composed_op(name):
+    """Whether it is made of other ops, of which PyTorch's say what they say."""
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(f"cuda_ops::{name}", "CPU")
+
+
 def check_error(name, error, is_composed):
     text = str(error)
+    is_composed = is_composed or is_composed_op(name)
+    if is_composed and "NestedTensorImpl doesn't support" in text:  # PyTorch's, which it calls an internal error
+        return
     if re.search("internal assert|internal error|report a bug", text, re.IGNORECASE):
         raise Wrong(f"{type(error).__name__}: {text.splitlines()[0]}") from error
     if isinstance(error, MemoryError) or ALLOWED.search(text):
         return
-    if is_composed or not torch._C._dispatch_has_kernel_for_dispatch_key(f"cuda_ops::{name}", "CPU"):
+    if is_composed:
         return
     parts = (
         "forward|backward|inference|inplace|update|gradients|tangent|step|paths?|plan|rung|refusal|saved|share|scale"
@@ -269,10 +356,21 @@ def limit_memory(device):
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
 
 
-def run_cases(seed, device, first):
+def named(patterns):
+    """The ops that these name, each a name or a pattern of names as a shell's; all of them where there is none."""
+    ops = sorted(all_ops())
+    if not patterns:
+        return ops
+    for pattern in patterns:
+        if not fnmatch.filter(ops, pattern):
+            raise LookupError(f"there is no op {pattern}")
+    return [op for op in ops if any(fnmatch.fnmatchcase(op, pattern) for pattern in patterns)]
+
+
+def run_cases(seed, device, first, only):
     warnings.simplefilter("ignore")
     ops, calls = all_ops(), valid_calls(device)
-    order = sorted(ops)
+    order = named(only)
     torch.set_num_threads(2)
     limit_memory(device)
     number = first
@@ -320,18 +418,26 @@ def main():
     add_bounds(parser)
     parser.add_argument("--seed", type=int, help="of the run; drawn and printed where it is left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--only", nargs="*", metavar="OP", help="these alone; as in a shell, * stands for any letters")
     parser.add_argument("--case", metavar="OP:NUMBER", help="repeat this one case")
     parser.add_argument("--out", type=Path, default=Path("runs/fuzz_raw.json"), help="where the figures go")
     parser.add_argument("--worker", type=int, metavar="FIRST", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    try:
+        named([*(options.only or ()), *([options.case.split(":")[0]] if options.case else [])])
+    except LookupError as error:
+        parser.error(str(error))
     if options.case:
         return run_one(options.case, options.device)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     if options.worker is not None:
-        return run_cases(seed, options.device, options.worker)
+        return run_cases(seed, options.device, options.worker, options.only)
+    arguments = ["--seed", str(seed), "--device", options.device]
+    if options.only:
+        arguments += ["--only", *options.only]
     return supervise(
         "support.fuzz_raw",
-        ["--seed", str(seed), "--device", options.device],
+        arguments,
         seconds=options.seconds,
         cases=options.cases,
         seed=seed,

@@ -56,10 +56,14 @@ CUDA_OPS_FUNCTION REAL FN(huber_by_input)(REAL x, REAL t, REAL pos, REAL p)
     return d >= p ? p : d <= -p ? -p : d;
 }
 
-/* log(1 + e^-x), of -|x| alone. */
+/* log(1 + e^-|x|): what log(1 + e^-x) is beyond -x, or beyond 0. */
+CUDA_OPS_FUNCTION REAL FN(softplus_beyond)(REAL x)
+{
+    return FN(log1p_of_fraction)(FN(exponential)(-FN(absolute)(x)));
+}
 CUDA_OPS_FUNCTION REAL FN(softplus_of_negative)(REAL x)
 {
-    const REAL beyond = FN(log1p_of_fraction)(FN(exponential)(-FN(absolute)(x)));
+    const REAL beyond = FN(softplus_beyond)(x);
     return x < (REAL)0 ? beyond - x : beyond;
 }
 
@@ -74,11 +78,13 @@ CUDA_OPS_FUNCTION REAL FN(bce_by_input)(REAL x, REAL t, REAL pos, REAL p)
     (void)p;
     return ((pos - (REAL)1) * t + (REAL)1) * FN(sigmoid)(x) - pos * t;
 }
+/* log(1 - sigmoid(x)) - pos log(sigmoid(x)), of which what may be infinite, or is most of it, stands in one product:
+ * (pos - 1) log(1 + e^-x) - x would lose a small pos where x is negative, and be infinity - infinity at its end. */
 CUDA_OPS_FUNCTION REAL FN(bce_by_target)(REAL x, REAL t, REAL pos, REAL p)
 {
     (void)t, (void)p;
-    /* Without a weight nothing of the infinity that the other factor may be. */
-    return (pos == (REAL)1 ? (REAL)0 : (pos - (REAL)1) * FN(softplus_of_negative)(x)) - x;
+    const REAL beyond = FN(softplus_beyond)(x), rest = (pos - (REAL)1) * beyond;
+    return x < (REAL)0 ? (beyond == (REAL)0 ? (REAL)0 : rest) - pos * x : rest - x;
 }
 
 /* Kullback and Leibler's divergence, of a logarithm x and a probability t: t (log(t) - x), 0 log(0) being 0. */
