@@ -41,7 +41,7 @@ static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", "conv2d/depthwise/",
      "conv2d_depthwise_forward_contiguous_kernel "
      "conv2d_depthwise_forward_unrolled_kernel conv2d_depthwise_backward_input_unrolled_kernel "
-     "conv2d_depthwise_backward_weight_unrolled_kernel "
+     "conv2d_depthwise_staged_kernel conv2d_depthwise_backward_weight_unrolled_kernel "
      "conv2d_depthwise_forward_any_kernel conv2d_depthwise_backward_input_any_kernel "
      "conv2d_depthwise_forward_kernel conv2d_depthwise_backward_input_kernel "
      "conv2d_depthwise_backward_weight_contiguous_kernel conv2d_depthwise_backward_weight_channels_last_kernel "

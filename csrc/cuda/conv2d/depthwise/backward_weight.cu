@@ -531,16 +531,23 @@ static void launch_unrolled(const DepthwiseProblem &p, WeightKernel kernel, floa
         <<<(unsigned int)(p.out_channels * p.splits), THREADS, shared, stream>>>(partial, p);
 }
 
-// Whether unrolled_weight.cu's kernel is taken instead. Against CHANNELS_LAST_ANY it was measured at few pixels alone.
+// The same for CHANNELS_LAST_ANY of larger images: of 3x3 and 5x5 filters with a stride of two.
+static double any_microseconds(const DepthwiseProblem &p)
+{
+    const double results = (double)p.batch * p.out_height * p.out_width * (double)p.channels;
+    return 4 + results * (p.kernel_width == 3 ? 7.4e-6 : 25e-6);
+}
+
+// Whether unrolled_weight.cu's kernel is taken instead.
 static bool is_unrolled_weight(const DepthwiseProblem &p, const ConvCall &call, WeightKernel kernel,
                                const Device &device)
 {
-    constexpr double FEW_MICROSECONDS = 30;
+    constexpr double FEW_MICROSECONDS = 30; // measured of few pixels alone
     if (kernel == CONTIGUOUS || !conv2d_depthwise_unrolled_weight_takes(p, call.dtype))
         return false;
     const double expected = conv2d_depthwise_unrolled_weight_microseconds(p, device);
     return kernel == CHANNELS_LAST       ? expected < channels_last_microseconds(p, call.dtype)
-           : kernel == CHANNELS_LAST_ANY ? expected < FEW_MICROSECONDS
+           : kernel == CHANNELS_LAST_ANY ? expected < std::max(FEW_MICROSECONDS, any_microseconds(p))
                                          : true;
 }
 

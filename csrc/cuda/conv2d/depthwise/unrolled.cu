@@ -12,25 +12,7 @@
 // Bound by memory; small images by latency, 5x5 and 7x7 filters by instructions.
 #include <algorithm>
 
-#include "conv2d/activation.cuh"
-#include "conv2d/depthwise/channel_vector.cuh"
-
-static constexpr int THREADS = 256;
-static constexpr int CHANNELS = 32;        // of a block, at most
-static constexpr int PITCH = CHANNELS + 4; // of a tap's weights: few bank conflicts where they are stored
-static constexpr int UNIT_ROWS = 2;
-
-// Columns of a unit, in outputs.
-__host__ __device__ static constexpr int unit_columns(int vector, int stride, bool forward)
-{
-    return vector == 4 && (forward ? stride == 2 : true) ? 2 : 4;
-}
-
-// A block's tile: units of an image, or of several. `lanes` threads have neighbouring vectors of channels.
-struct UnitTiles {
-    int lanes, channel_tiles, units_x, units_y, tiles_x, tiles_y, images, threads;
-    struct Divisor by_lanes, by_units_x, by_units;
-};
+#include "conv2d/depthwise/units.cuh"
 
 // A thread's place: pixel (y, x) of image n, in units, and its first channel.
 struct UnitPlace {
@@ -54,35 +36,6 @@ static __device__ __forceinline__ UnitPlace unit_place(const DepthwiseProblem &p
     u.n = (int64_t)images * t.images + image;
     u.there = image < t.images && u.n < p.batch && u.channel < p.channels;
     return u;
-}
-
-// The filters of a block's channels to shared memory as float, [tap][channel].
-template <typename T, int K>
-static __device__ __forceinline__ void keep_filters(float *filters, const DepthwiseProblem &p, const UnitTiles &t,
-                                                    int vector)
-{
-    const int width = t.lanes * vector;
-    const int64_t first = (int64_t)(blockIdx.x % t.channel_tiles) * width;
-    const int count = (int)min((int64_t)width, p.channels - first) * (K * K);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        const int channel = i / (K * K), tap = i - channel * (K * K);
-        filters[(p.flipped ? K * K - 1 - tap : tap) * PITCH + channel] =
-            load_as_accumulate(((const T *)p.weight)[first * (K * K) + i]);
-    }
-}
-
-template <int VECTOR>
-static __device__ __forceinline__ void filter_tap(float (&w)[VECTOR], const float *from)
-{
-    if constexpr (VECTOR == 4) {
-        const float4 four = *(const float4 *)from;
-        w[0] = four.x, w[1] = four.y, w[2] = four.z, w[3] = four.w;
-    } else if constexpr (VECTOR == 2) {
-        const float2 two = *(const float2 *)from;
-        w[0] = two.x, w[1] = two.y;
-    } else
-        w[0] = *from;
 }
 
 // What a unit reads: rows of COLUMNS vectors. Which columns are inside the image is the same for all rows.
@@ -135,6 +88,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     typedef ChannelVector<T, VECTOR> V;
     constexpr int AHEAD = rows_ahead(ROWS, COLUMNS * V::WORDS, VECTOR);
     __shared__ __align__(16) float filters[K * K * PITCH];
+    const int width = t.lanes * VECTOR;
+    const int64_t first = (int64_t)(blockIdx.x % t.channel_tiles) * width;
+    prefetch_filters<T, K>(p, first, width);
     const UnitPlace u = unit_place<VECTOR>(p, t);
     const int x = u.x * UNIT_COLUMNS, y = u.y * UNIT_ROWS;
     wait_for_predecessor();
@@ -145,7 +101,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int row = 0; row < AHEAD; row++)
         window.fetch(raw[row], row);
-    keep_filters<T, K>(filters, p, t, VECTOR);
+    keep_filters<T, K>(filters, p, first, width);
     float sum[UNIT_ROWS][UNIT_COLUMNS][VECTOR];
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) {
@@ -167,38 +123,17 @@ __global__ void __launch_bounds__(THREADS, 2)
         convert_channels(value, raw[row % AHEAD]);
         if (row + AHEAD < ROWS)
             window.fetch(raw[row % AHEAD], row + AHEAD);
-#pragma unroll
-        for (int i = 0; i < UNIT_ROWS; i++) {
-            const int r = row - i * STRIDE;
-            if (r >= 0 && r < K)
-#pragma unroll
-                for (int s = 0; s < K; s++) {
-                    float w[VECTOR];
-                    filter_tap(w, own + (r * K + s) * PITCH);
-#pragma unroll
-                    for (int j = 0; j < UNIT_COLUMNS; j++)
-#pragma unroll
-                        for (int k = 0; k < VECTOR; k++)
-                            sum[i][j][k] += w[k] * value[j * STRIDE + s][k];
-                }
-        }
+        add_forward_row<K, STRIDE>(sum, value, own, row);
     }
-    T *const result = (T *)p.result + u.n * p.out.n + u.channel + y * p.out.y + x * p.out.x;
 #pragma unroll
     for (int i = 0; i < UNIT_ROWS; i++)
 #pragma unroll
         for (int j = 0; j < UNIT_COLUMNS; j++)
             conv2d_activate<T>(sum[i][j], p.activation);
-#pragma unroll
-    for (int i = 0; i < UNIT_ROWS; i++)
-#pragma unroll
-        for (int j = 0; j < UNIT_COLUMNS; j++)
-            if (y + i < p.out_height && x + j < p.out_width)
-                store_channels(result + i * p.out.y + j * p.out.x, sum[i][j]);
+    store_unit((T *)p.result + u.n * p.out.n + u.channel, p.out, sum, y, x, p.out_height, p.out_width);
 }
 
-// backward_input of stride 2. Taps of a pixel along a dimension are s = phase, phase + 2, ..., where phase is that of
-// the pixel and the padding together, and meet grad_output at half of their sum - s / 2.
+// backward_input of stride 2.
 template <typename T, int K, int VECTOR>
 __global__ void __launch_bounds__(THREADS, 2)
     conv2d_depthwise_backward_input_unrolled_kernel(const __grid_constant__ DepthwiseProblem p,
@@ -208,6 +143,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     typedef ChannelVector<T, VECTOR> V;
     constexpr int AHEAD = rows_ahead(BACK + 1, COLUMNS * V::WORDS, VECTOR);
     __shared__ __align__(16) float filters[K * K * PITCH];
+    const int width = t.lanes * VECTOR;
+    const int64_t first = (int64_t)(blockIdx.x % t.channel_tiles) * width;
+    prefetch_filters<T, K>(p, first, width);
     const UnitPlace u = unit_place<VECTOR>(p, t);
     const int x = u.x * (2 * UNIT_COLUMNS) - p.padding_left % 2, y = u.y * 2 - p.padding_top % 2;
     wait_for_predecessor();
@@ -219,7 +157,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int row = 0; row < AHEAD; row++)
         window.fetch(raw[row], row);
-    keep_filters<T, K>(filters, p, t, VECTOR);
+    keep_filters<T, K>(filters, p, first, width);
     __syncthreads();
     if (!u.there || x >= p.width || y >= p.height)
         return;
@@ -231,29 +169,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         convert_channels(value, raw[row % AHEAD]);
         if (row + AHEAD <= BACK)
             window.fetch(raw[row % AHEAD], row + AHEAD);
-#pragma unroll
-        for (int phase = 0; phase < 2; phase++) {
-            const int r = phase + 2 * (BACK - row);
-            if (r < K)
-#pragma unroll
-                for (int s = 0; s < K; s++) {
-                    float w[VECTOR];
-                    filter_tap(w, own + (r * K + s) * PITCH);
-#pragma unroll
-                    for (int j = 0; j < UNIT_COLUMNS; j++)
-#pragma unroll
-                        for (int k = 0; k < VECTOR; k++)
-                            sum[phase][2 * j + s % 2][k] += w[k] * value[j + BACK - s / 2][k];
-                }
-        }
+        add_backward_row<K>(sum, value, own, row);
     }
-    T *const result = (T *)p.result + u.n * p.in.n + u.channel + y * p.in.y + x * p.in.x;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 2 * UNIT_COLUMNS; j++)
-            if ((unsigned int)(y + i) < (unsigned int)p.height && (unsigned int)(x + j) < (unsigned int)p.width)
-                store_channels(result + i * p.in.y + j * p.in.x, sum[i][j]);
+    store_unit((T *)p.result + u.n * p.in.n + u.channel, p.in, sum, y, x, p.height, p.width);
 }
 
 typedef void (*UnitKernel)(DepthwiseProblem, UnitTiles);
@@ -305,9 +223,13 @@ static double unit_instructions(int kernel, int columns, int rows_read, int colu
     return products + loads * (3 + vector) + UNIT_ROWS * kernel * kernel + UNIT_ROWS * columns * (4 + vector) + 60;
 }
 
-// The tiles of a call with that vector, and the cycles that it is expected to take.
-static double tiles_of(UnitTiles &t, const DepthwiseProblem &p, int bytes, bool forward, int vector, int processors)
+// The tiles of a call with that vector, and the cycles that it is expected to take beside other vectors; and its time
+// beside another kernel.
+static double tiles_of(UnitTiles &t, double &microseconds, const DepthwiseProblem &p, int bytes, bool forward,
+                       int vector, int processors)
 {
+    static constexpr UnitTimes TIMES[] = {
+        {2.15, 0.173, 0.0184, 0.306}, {2.14, 0.188, 0, 0.302}, {2.76, 0.12, 0.0166, 0.2}};
     constexpr double PER_CYCLE = 2.5; // instructions of warps of a multiprocessor
     constexpr double WARPS = 10;      // of a multiprocessor, from which on it gets there
     constexpr double L2_BYTES = 40;   // of a multiprocessor in a cycle
@@ -339,11 +261,12 @@ static double tiles_of(UnitTiles &t, const DepthwiseProblem &p, int bytes, bool 
         const double read = (double)((units_x * columns * step + more) * (units_y * unit_rows * step + more)) *
                             (double)images * t.lanes * vector * bytes;
         const double here = blocks * warps / processors; // warps of a multiprocessor
-        const double cycles =
-            std::max(here, WARPS) * (work + 2.0 * K * K / warps) / PER_CYCLE + blocks * read / processors / L2_BYTES;
+        const double each = work + 2.0 * K * K / warps;  // instructions of a warp
+        const double cycles = std::max(here, WARPS) * each / PER_CYCLE + blocks * read / processors / L2_BYTES;
         if (least >= 0 && cycles >= least)
             continue;
         least = cycles;
+        microseconds = unit_microseconds(TIMES[unit_kind(p, bytes)], here * each, blocks * read / processors, p, bytes);
         t.tiles_x = (int)tiles_x;
         t.tiles_y = (int)tiles_y;
         t.units_x = (int)units_x;
@@ -366,29 +289,42 @@ bool conv2d_depthwise_unrolled_takes(const DepthwiseProblem &p, cuda_ops_dtype d
            p.in.n <= INT_MAX / 4 && p.out.n <= INT_MAX / 4;
 }
 
-cuda_ops_status conv2d_depthwise_unrolled(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward,
-                                          cudaStream_t stream)
+// The kernel that is expected to take the fewest cycles, its tiles, and its time.
+static double choose(UnitKernel &kernel, UnitTiles &chosen, const DepthwiseProblem &p, cuda_ops_dtype dtype,
+                     bool forward, const Device &device)
 {
-    const int bytes = (int)dtype_size(dtype), processors = std::max(1, current_device().multiprocessors);
+    const int bytes = (int)dtype_size(dtype), processors = std::max(1, device.multiprocessors);
     const uintptr_t addresses = (uintptr_t)(forward ? p.input : p.output) | (uintptr_t)p.result;
-    UnitTiles chosen = {};
-    UnitKernel kernel = nullptr;
-    double least = 0;
+    double least = 0, microseconds = 0;
+    kernel = nullptr;
     for (int vector = 4; vector >= 1; vector /= 2) {
         const UnitKernel with = kernel_of(dtype, p.kernel_width, forward, p.stride_width, vector);
         if (!with || p.channels % vector != 0 || addresses % (uintptr_t)(vector * bytes) != 0)
             continue;
         UnitTiles t = {};
-        const double cycles = tiles_of(t, p, bytes, forward, vector, processors);
+        double time = 0;
+        const double cycles = tiles_of(t, time, p, bytes, forward, vector, processors);
         if (kernel && cycles >= least)
             continue;
         least = cycles;
+        microseconds = time;
         kernel = with;
         chosen = t;
     }
-    chosen.by_lanes = make_divisor((uint32_t)chosen.lanes);
-    chosen.by_units_x = make_divisor((uint32_t)chosen.units_x);
-    chosen.by_units = make_divisor((uint32_t)(chosen.units_x * chosen.units_y));
+    return microseconds;
+}
+
+cuda_ops_status conv2d_depthwise_unrolled(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward,
+                                          cudaStream_t stream)
+{
+    UnitKernel kernel;
+    UnitTiles chosen = {};
+    const Device device = current_device();
+    const double microseconds = choose(kernel, chosen, p, dtype, forward, device);
+    const cuda_ops_status staged = conv2d_depthwise_staged(p, dtype, forward, microseconds, device, stream);
+    if (staged != CUDA_OPS_INVALID_ARGUMENT)
+        return staged;
+    set_divisors(chosen);
     const double blocks =
         (double)chosen.channel_tiles * chosen.tiles_x * chosen.tiles_y * (double)ceil_div(p.batch, chosen.images);
     if (blocks > INT_MAX)

@@ -3,8 +3,10 @@
 // A block walks over tiles of pixels of a slab of groups, of which it copies the next one's grad_output and halo while
 // it multiplies. Rows of a warp's sums are 80 of a group's (tap, channel), columns 8, 16 or 32 of its outputs, and k
 // are pixels: both operands are transposed on the way to registers, 16-bit ones by ldmatrix, TF32 element by element.
-// Sums stay in registers until the end; blocks of the same slab leave theirs in the workspace.
+// Sums stay in registers until the end; blocks of the same slab are a cluster and add theirs in shared memory where they
+// are few, and else leave them in the workspace.
 #include "conv2d/grouped/tiles.cuh"
+#include "ptx/cluster.cuh"
 
 // Copies grad_output of a tile's pixels as [pixel][channel of the slab], zeros for those that are not there. places: of
 // each pixel its place in the halo, and its row and column.
@@ -89,6 +91,42 @@ __device__ __forceinline__ void store_sum(const GroupedWeight &work, int64_t spl
     const int64_t at = work.result_last ? (out * work.taps + tap) * work.result_channels + channel
                                         : (out * work.result_channels + channel) * work.taps + tap;
     ((T *)work.result)[at] = store_from_accumulate<T>(value);
+}
+
+// Adds what the blocks of a cluster have of the same tasks, each a share, and stores it. sums: [task][column][row], where
+// the tiles were.
+template <typename T, int COLUMNS>
+__device__ __forceinline__ void store_cluster(const GroupedWeight &work, float *sums,
+                                              const float (&sum)[GROUPED_WEIGHT_ROWS][COLUMNS][4], bool works,
+                                              int first_group, int groups, int part)
+{
+    constexpr int ROWS = 16 * GROUPED_WEIGHT_ROWS, WIDE = 8 * COLUMNS, PITCH = GROUPED_SUM_PITCH;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, cluster = gridDim.x, rank = blockIdx.x;
+    if (works)
+#pragma unroll
+        for (int i = 0; i < GROUPED_WEIGHT_ROWS; i++)
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    sums[(warp * WIDE + 8 * c + lane % 4 * 2 + e % 2) * PITCH + 16 * i + lane / 4 + e / 2 * 8] =
+                        sum[i][c][e];
+    __syncwarp(); // barriers of clusters are whole warps'
+    cluster_sync();
+    const int blocks_of_group = work.row_blocks * work.column_blocks;
+    for (int i = rank * blockDim.x + threadIdx.x; i < (int)blockDim.x / 32 * WIDE * ROWS; i += cluster * blockDim.x) {
+        const int line = i / ROWS, row = i - line * ROWS, task = part * GROUPED_WARPS + line / WIDE;
+        const int group = task / blocks_of_group, rest = task - group * blocks_of_group;
+        if (task >= work.tasks || group >= groups)
+            continue;
+        float all = 0;
+        for (int other = 0; other < cluster; other++)
+            all += *mapa(sums + line * PITCH + row, other);
+        store_sum<T>(work, 0, first_group + group, rest / work.column_blocks * ROWS + row,
+                     rest % work.column_blocks * WIDE + line % WIDE, all);
+    }
+    __syncwarp();
+    cluster_sync(); // others may still read this block's sums
 }
 
 // blockIdx: first tile; slab and part of its tasks.
@@ -207,6 +245,10 @@ __global__ void __launch_bounds__(GROUPED_THREADS)
         stage = 1 - stage;
     }
     release_successor();
+    if (work.cluster) {
+        store_cluster<T>(work, (float *)(shared + work.stages_at), sum, works, first_group, groups, part);
+        return;
+    }
     if (!works)
         return;
 
@@ -298,7 +340,23 @@ static cuda_ops_status start(void (*kernel)(GroupedWeight), const GroupedWeight 
                              int shared_bytes, cudaStream_t stream)
 {
     allow_shared_memory(kernel, (size_t)shared_bytes);
-    launch_dependent(kernel, grid, threads, (size_t)shared_bytes, stream, work);
+    if (!work.cluster) {
+        launch_dependent(kernel, grid, threads, (size_t)shared_bytes, stream, work);
+        return launch_status();
+    }
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {grid.x, 1, 1}; // the blocks of a slab
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned int)threads);
+    config.dynamicSmemBytes = (size_t)shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    cudaLaunchKernelEx(&config, kernel, work); // its error is launch_status()'s
     return launch_status();
 }
 

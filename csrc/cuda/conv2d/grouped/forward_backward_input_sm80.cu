@@ -179,11 +179,40 @@ __device__ __forceinline__ void multiply_float32(const GroupedImages &work, cons
     }
 }
 
+// A warp's sums of whole vectors of 16 bytes: words of [pixel][column / 8], each of two columns, those of a pixel's 8 in the
+// four lanes that hold it. They put together those of four, of one pixel or of several, and each stores one: a sector
+// that is written in parts costs the L2 cache more than one.
+template <typename T, int COLUMNS>
+__device__ __forceinline__ void store_columns(const WarpPixels<2 * GROUPED_ROWS> &at,
+                                              const uint32_t (&word)[2 * GROUPED_ROWS][COLUMNS], T *result, int columns)
+{
+    const int lane = threadIdx.x % 32, column = lane % 4 % COLUMNS * 8;
+    T *const to = result + column;
+#pragma unroll
+    for (int first = 0; first < 2 * GROUPED_ROWS * COLUMNS; first += 4) {
+        uint32_t four[4];
+        int offset = 0;
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            four[m] = word[(first + m) / COLUMNS][(first + m) % COLUMNS];
+            if (m == 0 || lane % 4 == m)
+                offset = at.to[(first + m) / COLUMNS];
+        }
+        const uint4 vector = gather_vector(four, lane);
+        if (offset >= 0 && column < columns)
+            *(uint4 *)(to + offset) = vector;
+    }
+}
+
+// What becomes of a product of 8 columns: it is stored, or kept for the next one's, which are the next 8 columns.
+enum Turn { ALONE, FIRST_OF_PAIR, SECOND_OF_PAIR };
+
 // On tensor cores: of a warp 64 pixels and COLUMNS times 8 columns of a group.
 template <typename T, int COLUMNS>
 __device__ __forceinline__ void multiply(const GroupedImages &work, const GroupedPhase &phase,
                                          const WarpPixels<2 * GROUPED_ROWS> &at, const int *offsets, uint32_t halo,
-                                         uint32_t weights, uint32_t zeros, T *result, int first_column, int group)
+                                         uint32_t weights, uint32_t zeros, T *result, int first_column, int group,
+                                         Turn turn, uint32_t (&kept)[2 * GROUPED_ROWS])
 {
     const int lane = threadIdx.x % 32;
     uint32_t column[(COLUMNS + 1) / 2];
@@ -243,6 +272,8 @@ __device__ __forceinline__ void multiply(const GroupedImages &work, const Groupe
                 sum[i][c][0] += x, sum[i][c][1] += y, sum[i][c][2] += x, sum[i][c][3] += y;
         }
         T *const to = result + channel + column_at;
+        if (work.stores_vectors) // of all columns together, below
+            continue;
         if (paired && first_column + 8 * c + 8 <= work.columns) { // of the whole warp
 #pragma unroll
             for (int i = 0; i < 2 * GROUPED_ROWS; i++)
@@ -258,6 +289,28 @@ __device__ __forceinline__ void multiply(const GroupedImages &work, const Groupe
             }
         }
     }
+    if constexpr (sizeof(T) == 2)
+        if (work.stores_vectors) {
+            uint32_t word[2 * GROUPED_ROWS][COLUMNS];
+#pragma unroll
+            for (int i = 0; i < 2 * GROUPED_ROWS; i++)
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++)
+                    word[i][c] = pack<T>(sum[i / 2][c][i % 2 * 2], sum[i / 2][c][i % 2 * 2 + 1]);
+            if (COLUMNS > 1 || turn == ALONE) {
+                store_columns<T>(at, word, result + channel + first_column, work.columns - first_column);
+            } else if (turn == FIRST_OF_PAIR) {
+#pragma unroll
+                for (int i = 0; i < 2 * GROUPED_ROWS; i++)
+                    kept[i] = word[i][0];
+            } else {
+                uint32_t pair[2 * GROUPED_ROWS][2];
+#pragma unroll
+                for (int i = 0; i < 2 * GROUPED_ROWS; i++)
+                    pair[i][0] = kept[i], pair[i][1] = word[i][0];
+                store_columns<T>(at, pair, result + channel + first_column - 8, 16);
+            }
+        }
 }
 
 // blockIdx: first tile, slab. COLUMNS is 0 for float32 as it is.
@@ -273,6 +326,7 @@ __global__ void __launch_bounds__(GROUPED_THREADS, COLUMNS == 1 ? 3 : 2)
     const int first_group = blockIdx.y * t.slab_groups, groups = min(t.slab_groups, t.groups - first_group);
     const int vectors = groups * t.vectors;
     const uint32_t stages = shared_address(shared) + work.stages_at;
+    prefetch_weights<T>(work, first_group, groups);
     list_halo<T>(t, halo_list);
     __syncthreads();
     wait_for_predecessor();
@@ -308,10 +362,17 @@ __global__ void __launch_bounds__(GROUPED_THREADS, COLUMNS == 1 ? 3 : 2)
         for (int p = 0; p < work.phase_count; p++) {
             const GroupedPhase &phase = work.phases[p];
             const int count = work.row_blocks * of_pixels, part = (warp + p) % GROUPED_WARPS;
-            const int end = count * (part + 1) / GROUPED_WARPS;
+            // Two products of 8 columns each fill sectors of the result, where no warp has more of them for it.
+            const int pairs = (count / 2 + GROUPED_WARPS - 1) / GROUPED_WARPS;
+            const int together = COLUMNS == 1 && sizeof(T) == 2 && work.stores_vectors && of_pixels % 2 == 0 &&
+                                         2 * pairs <= (count + GROUPED_WARPS - 1) / GROUPED_WARPS
+                                     ? 2
+                                     : 1;
+            const int end = count / together * (part + 1) / GROUPED_WARPS * together;
             WarpPixels<RESULTS> at;
+            uint32_t kept[2 * GROUPED_ROWS];
             int found = -1;
-            for (int product = count * part / GROUPED_WARPS; product < end; product++) {
+            for (int product = count / together * part / GROUPED_WARPS * together; product < end; product++) {
                 const int row_block = product / of_pixels, rest = product - row_block * of_pixels;
                 const int group = rest / work.column_blocks, column_block = rest - group * work.column_blocks;
                 if (row_block != found)
@@ -325,7 +386,11 @@ __global__ void __launch_bounds__(GROUPED_THREADS, COLUMNS == 1 ? 3 : 2)
                                      first_group + group);
                 else
                     multiply<T, COLUMNS>(work, phase, at, offsets, halo, weights, shared_address(shared), result,
-                                         column_block * WIDE, first_group + group);
+                                         column_block * WIDE, first_group + group,
+                                         together == 1   ? ALONE
+                                         : rest % 2 == 0 ? FIRST_OF_PAIR
+                                                         : SECOND_OF_PAIR,
+                                         kept);
             }
         }
         __syncthreads(); // before the halo is overwritten

@@ -6,7 +6,6 @@
 // pixels, a few of which are discarded at the ends of rows, n 32 columns of a group and k two vectors, each of a tap
 // that may be another one's. So no product is of another group, and no thread loads a fragment. Bound by the copies of
 // the halo and by what a block waits for between its tiles.
-#include "common/activation.cuh"
 #include "conv2d/grouped/tiles.cuh"
 #include "ptx/cp_async_bulk.cuh"
 #include "ptx/wgmma.cuh"
@@ -44,25 +43,14 @@ template <typename T>
 __device__ __forceinline__ void copy_planes(uint32_t to, const GroupedTiles &t, const int2 *halo, GroupedPlace place,
                                             int first_group, int vectors)
 {
-    const int first = (int)threadIdx.x / t.slab_vectors, vector = (int)threadIdx.x - first * t.slab_vectors;
-    const int at_once = (int)blockDim.x / t.slab_vectors;
-    if (first >= at_once || vector >= vectors)
+    const HaloVector v = halo_vector<T>(t, place, first_group);
+    if (v.first >= v.at_once || v.vector >= vectors)
         return;
-    const int first_y = place.v * t.step_y + t.start_y, first_x = place.u * t.step_x + t.start_x;
-    const char *const source = (const char *)t.source;
-    const char *const from = source +
-                             ((((int64_t)place.image * t.height + first_y) * t.width + first_x) * t.source_pixel +
-                              (int64_t)first_group * t.channels) *
-                                 (int)sizeof(T) +
-                             vector * 16;
-    const unsigned int height = (unsigned int)t.height, width = (unsigned int)t.width;
-    to += vector * t.plane_bytes;
+    to += v.vector * t.plane_bytes;
 #pragma unroll 4
-    for (int pixel = first; pixel < t.plane_pixels; pixel += at_once) {
+    for (int pixel = v.first; pixel < t.plane_pixels; pixel += v.at_once) {
         const int2 known = halo[pixel];
-        const bool inside = (known.x >= 0) & ((unsigned int)(first_y + (known.y >> 16)) < height) &
-                            ((unsigned int)(first_x + (known.y & 0xffff)) < width); // without branches
-        cp_async<16>(to + pixel * 16, inside ? from + known.x : source, inside ? 16 : 0);
+        v.copy(to + pixel * 16, t, known, known.x >= 0);
     }
 }
 
@@ -178,18 +166,6 @@ __device__ __forceinline__ void fill_columns(char *weights, const GroupedImages 
     }
 }
 
-// Of the four lanes that have a row, each with a word of four vectors of 16 bytes: lane t gets vector t.
-__device__ __forceinline__ uint4 gather_vector(const uint32_t (&word)[4], int lane)
-{
-    const bool odd = lane & 1, high = lane & 2;
-    const uint32_t low_pair = __shfl_xor_sync(FULL_WARP, odd ? word[0] : word[1], 1);
-    const uint32_t high_pair = __shfl_xor_sync(FULL_WARP, odd ? word[2] : word[3], 1);
-    const uint32_t a = odd ? low_pair : word[0], b = odd ? word[1] : low_pair;
-    const uint32_t c = odd ? high_pair : word[2], d = odd ? word[3] : high_pair;
-    const uint32_t x = __shfl_xor_sync(FULL_WARP, high ? a : c, 2), y = __shfl_xor_sync(FULL_WARP, high ? b : d, 2);
-    return high ? make_uint4(x, y, c, d) : make_uint4(a, b, x, y);
-}
-
 // An address as descriptors have it.
 __device__ __forceinline__ uint32_t vectors_of(uint32_t address)
 {
@@ -290,6 +266,7 @@ __global__ void __launch_bounds__(GROUPED_THREADS, 4)
     const int first_group = blockIdx.y * t.slab_groups, groups = min(t.slab_groups, t.groups - first_group);
     const int vectors = groups * t.vectors;
     const uint32_t begin = shared_address(shared), stages = begin + work.stages_at, zeros = begin + work.zeros_at;
+    prefetch_weights<T>(work, first_group, groups);
     list_plane<T>(t, halo_list);
     __syncthreads();
     wait_for_predecessor();

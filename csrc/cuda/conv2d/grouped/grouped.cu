@@ -72,7 +72,7 @@ static Axis columns_of(const ConvCall &call)
 // How a call is cut up, and about how long it takes.
 struct GroupedPlan {
     int64_t slab_groups, tile_height, tile_width, columns, blocks; // blocks of a slab; 0: there is no plan
-    bool wgmma;
+    bool wgmma, cluster; // cluster: the blocks of a slab of the gradient of the weight are one
     int64_t stages;
     double microseconds;
 };
@@ -85,6 +85,12 @@ struct GroupedCall {
     int64_t groups, channels, result_columns, vectors, column_vectors, taps, element;
     int64_t k_vectors, k_steps, phases; // of images
 };
+
+// Of images in 16 bits, whose result is aligned: whether pixels of a group are whole vectors of 16 bytes.
+static bool stores_vectors(const GroupedCall &c)
+{
+    return c.element == 2 && c.result_columns % 8 == 0;
+}
 
 static int64_t phase_steps(int64_t taps, int64_t vectors)
 {
@@ -247,7 +253,14 @@ static WeightTasks weight_tasks(const GroupedCall &c, const GroupedPlan &plan)
 }
 static int64_t weight_splits(const GroupedCall &c, const GroupedPlan &plan)
 {
-    return plan.blocks * weight_tasks(c, plan).pixel_splits;
+    return plan.cluster ? 1 : plan.blocks * weight_tasks(c, plan).pixel_splits;
+}
+// Shared memory of a cluster's block: its sums lie where its tiles were.
+static int64_t cluster_bytes(const GroupedCall &c, const GroupedPlan &plan, const GroupedLayout &layout)
+{
+    const int64_t sums = weight_tasks(c, plan).threads / 32 * 8 * plan.columns * GROUPED_SUM_PITCH * 4;
+    const int64_t bytes = layout.stages + sums;
+    return bytes > layout.bytes ? bytes : layout.bytes;
 }
 
 // The model of times, in clocks of a multiprocessor of an H200: to start; of a product of 16 x 8 and of 128 bytes from
@@ -258,11 +271,15 @@ static int64_t weight_splits(const GroupedCall &c, const GroupedPlan &plan)
 struct GroupedTimes {
     double start, product, shared, copy, store, read, step, step_product, pixels, tile, fill;
 };
-static constexpr double CLOCK = 1700, SUM_START = 2, SUM_RATE = 3e6;
+static constexpr double CLOCK = 1700, SUM_START = 2, SUM_RATE = 3e6, CLUSTER = 0.7, CLUSTER_TILES = 4;
 // Of float32 as it is: a step of 128 pixels and 8 columns, and what a warp waits for; of the gradient of the weight a
 // pixel.
 static constexpr double FLOAT32_STEP_PRODUCTS = 100, FLOAT32_STEP = 500, FLOAT32_PIXEL = 14, FLOAT32_WEIGHT_STEP = 120;
 static constexpr GroupedTimes IMAGES = {1.8, 3.7, 3.5, 0, 0.24, 9.8, 65, 20, 2000, 2100, 0.2};
+// Of 16 bits by mma.sync: fitted to 384 plans of 16 channels a group and some of 8 and 24 (one H100), images with results
+// stored by vectors.
+static constexpr GroupedTimes IMAGES_HALVES = {1.8, 5.3, 7.3, 0, 0.078, 11, 8, 1.1, 3390, 1640, 0.2};
+static constexpr GroupedTimes WEIGHT_HALVES = {1.8, 5.05, 8.4, 0.375, 0, 10, 218, 53, 0, 2370, 0};
 // By wgmma a step is of 64 pixels and 32 columns: fitted to 365 plans of 74 products.
 static constexpr GroupedTimes WGMMA = {0.1, 39.8, 0, 1.2, 0.2, 35.9, 116, 0, 1350, 2230, 0.24};
 static constexpr GroupedTimes WEIGHT = {1.8, 7, 5.9, 1, 0, 18.6, 66, 42, 0, 3700, 0};
@@ -308,7 +325,9 @@ static void estimate(const GroupedCall &c, const ConvCall &call, ConvDevice devi
         blocks = tiles;
     }
     const GroupedTimes &m = plan.wgmma                         ? WGMMA
+                            : !c.weight && stores_vectors(c)   ? IMAGES_HALVES
                             : !c.weight                        ? IMAGES
+                            : c.element == 2                   ? WEIGHT_HALVES
                             : c.element == 4 && c.tensor_cores ? WEIGHT_TF32
                                                                : WEIGHT;
     const double nt = (double)plan.columns, right = plan.columns == 1 ? 0.5 : 0.5 * nt; // 128 bytes each
@@ -339,17 +358,25 @@ static void estimate(const GroupedCall &c, const ConvCall &call, ConvDevice devi
     throughput += m.copy * copies;
     const double weights = (double)(s.out_channels * (s.in_channels / s.groups) * c.taps);
     plan.microseconds = 1e30;
-    for (int64_t b = blocks; b >= 1; b = b / 2) {
+    const bool may_cluster =
+        c.weight && c.tensor_cores && device.capability >= 90 && cluster_bytes(c, plan, layout_of(c, plan)) <= limit;
+    for (int64_t b = blocks; b >= 1;
+         b = b > GROUPED_MOST_CLUSTER && b / 2 < GROUPED_MOST_CLUSTER ? GROUPED_MOST_CLUSTER : b / 2) {
         const int64_t wave = device.multiprocessors * at_once, all = b * slabs * parts;
         const double waves = (double)ceil_div(all, wave), of_block = (double)ceil_div(tiles, b);
         const double together = (double)least(at_once, ceil_div(all, device.multiprocessors));
         const double tile = fmax(together * fmax(throughput, read / m.read), latency + m.tile);
         const int64_t splits = b * w.pixel_splits;
-        const double sum = c.weight && splits > 1 ? SUM_START + (double)splits * weights * 8 / SUM_RATE : 0;
+        // Of many tiles their blocks would wait for each other.
+        const bool cluster = may_cluster && b > 1 && b <= GROUPED_MOST_CLUSTER && of_block <= CLUSTER_TILES;
+        const double sum = !c.weight || splits == 1 ? 0
+                           : cluster                ? CLUSTER
+                                                    : SUM_START + (double)splits * weights * 8 / SUM_RATE;
         const double time = m.start + sum + waves * (of_block * tile + m.tile + fill * together) / CLOCK;
         if (time < plan.microseconds) {
             plan.microseconds = time;
             plan.blocks = b;
+            plan.cluster = cluster;
         }
         if (!c.weight || plan.stages == 1)
             break;
@@ -556,6 +583,7 @@ static cuda_ops_status backward_weight(const ConvCall &call, const GroupedCall &
     const int64_t splits = weight_splits(c, plan);
     const WeightTasks tasks = weight_tasks(c, plan);
     work.is_float = splits > 1;
+    work.cluster = plan.cluster;
     work.result = work.is_float ? call.workspace : call.result;
     work.grad_pixel = s.out_channels;
     work.outs = (int)c.result_columns, work.out_vectors = (int)c.column_vectors;
@@ -569,8 +597,9 @@ static cuda_ops_status backward_weight(const ConvCall &call, const GroupedCall &
     work.result_channels = (int)(call.weight_outs ? call.weight_channels : c.channels);
     work.grad_at = (int)layout.grad, work.stages_at = (int)layout.stages, work.stage_bytes = (int)layout.stage_bytes;
     const dim3 grid((unsigned int)plan.blocks, (unsigned int)(ceil_div(c.groups, plan.slab_groups) * work.parts));
-    const cuda_ops_status status = conv2d_grouped_weight(work, (int)plan.columns, grid, (int)tasks.threads,
-                                                         (int)layout.bytes, call.dtype, call.stream);
+    const int64_t bytes = plan.cluster ? cluster_bytes(c, plan, layout) : layout.bytes;
+    const cuda_ops_status status =
+        conv2d_grouped_weight(work, (int)plan.columns, grid, (int)tasks.threads, (int)bytes, call.dtype, call.stream);
     if (status != CUDA_OPS_SUCCESS || !work.is_float)
         return status;
     return conv2d_sum_weight_splits(call, (const float *)call.workspace, c.channels, splits);
@@ -631,6 +660,7 @@ cuda_ops_status conv2d_grouped(const ConvCall &call, ConvDevice device)
     work.result_height = (int)(forward ? s.out_height : s.in_height);
     work.result_width = (int)(forward ? s.out_width : s.in_width);
     work.columns = (int)c.result_columns;
+    work.stores_vectors = stores_vectors(c) && is_aligned_16(call.result);
     work.weight_outs = (int)(call.weight_outs ? call.weight_outs : s.out_channels / s.groups);
     work.weight_channels = (int)(call.weight_outs ? call.weight_channels : s.in_channels / s.groups);
     work.taps = (int)c.taps, work.kernel_width = (int)s.kernel_width;

@@ -10,6 +10,8 @@
 static constexpr int GROUPED_WARPS = 8, GROUPED_THREADS = 32 * GROUPED_WARPS;
 static constexpr int GROUPED_ROWS = 4;        // fragments of 16 pixels that a warp has at a time
 static constexpr int GROUPED_WEIGHT_ROWS = 5; // of 16 rows of the gradient of the weight
+static constexpr int GROUPED_SUM_PITCH = 16 * GROUPED_WEIGHT_ROWS + 4; // words of a column of a warp's sums
+static constexpr int GROUPED_MOST_CLUSTER = 8;
 static constexpr int GROUPED_MOST_PHASES = 16;
 
 // The images that are read, as tiles in shared memory. A tile is a rectangle of the pixels of a grid, which row v and
@@ -49,7 +51,8 @@ struct GroupedImages {
     void *result;
     int64_t result_pixel;
     int result_height, result_width, result_step_y, result_step_x;
-    int columns; // of the result, of a group
+    int columns;         // of the result, of a group
+    bool stores_vectors; // whose pixels are whole aligned vectors of 16 bytes; in 16 bits
     // The weight has of a group: outs, channels, which may be fewer than the images have.
     int weight_outs, weight_channels, taps, kernel_width;
     bool weight_last, transposed; // transposed: backward_input, whose columns are the weight's channels
@@ -70,6 +73,7 @@ struct GroupedWeight {
     int row_blocks, column_blocks, tasks, parts; // of a group; of a slab
     int pixel_splits;                            // of float32 as it is: threads that share a sum
     bool is_float, result_last;
+    bool cluster;                     // the blocks of a slab are one
     int result_outs, result_channels; // of a group: what the result has
     int grad_at, stages_at, stage_bytes;
 };
