@@ -161,7 +161,7 @@ concat_batch_norm_act_forward_training(at::TensorList tensors, at::TensorList mo
 {
     NormSources all(tensors);
     const Tensor &first = tensors[0];
-    const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
+    [[maybe_unused]] const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
     TORCH_CHECK(moments.empty() || moments.size() == tensors.size(), CONCAT_NORM,
                 ": expected moments to be none, or those of each of the ", tensors.size(), " tensors, got ",
                 moments.size());
@@ -219,7 +219,7 @@ static Tensor concat_batch_norm_act_forward_inference(at::TensorList tensors, co
 {
     NormSources all(tensors);
     const Tensor &first = tensors[0];
-    const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
+    [[maybe_unused]] const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
     const c10::OptionalDeviceGuard guard(at::device_of(first));
     const Parameters parameters(CONCAT_NORM, weight, bias, first, all.channels, CHANNEL_OF_TENSORS);
     const cuda_ops_dtype statistics_dtype =
@@ -283,7 +283,7 @@ concat_batch_norm_act_backward(const Tensor &grad_output, at::TensorList tensors
 {
     NormSources all(tensors);
     const Tensor &first = tensors[0];
-    const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
+    [[maybe_unused]] const auto epilogue = batch_norm_epilogue(CONCAT_NORM, activation);
     TORCH_CHECK(wanted.size() == tensors.size() && grads.size() == tensors.size(), CONCAT_NORM,
                 ": expected wanted and grads to have an element for each of the ", tensors.size(), " tensors, got ",
                 wanted.size(), " and ", grads.size());
