@@ -31,6 +31,16 @@ enum {
     INDIRECT_BYTES_AVX512 = 3 << 18
 };
 
+/* Products of contiguous tensors, and of few channels in channels_last, that gather nothing: units of whole images, or
+ * of rows of one, whose source is laid out anew in the second-level cache as channels_last, with its padding. */
+struct relaid {
+    int64_t images, rows;       /* of a unit, of the target */
+    int64_t column, row, image; /* distances in the source that is laid out */
+    int64_t height, width;      /* of it: for `rows` */
+    int64_t low_y, low_x;       /* where it begins in the source's coordinates, for the target's first row */
+    bool merged;                /* a kernel's row is one tap, of its columns' channels side by side */
+};
+
 #define VECTOR_BYTES 16
 #define TARGET(name) name##_any
 #define MULTIPLY_ADD_F32(a, b, sum) ((a) * (b) + (sum))
@@ -85,6 +95,7 @@ enum {
     FEWEST_INDIRECT_PIXELS = 128,       /* ... that gathers nothing */
     INDIRECT_PIXELS = 256,              /* of rows that are read again and again by it, from a cache */
     MOST_GATHERED_ROWS = 1024,
+    FEWEST_RELAID_PIXELS = 192, /* of the target, of a unit that may take several images */
     FEW_ROWS = 32
 };
 
@@ -179,29 +190,20 @@ static int64_t depth_block(int64_t depth, int64_t pixels, cuda_ops_dtype dtype)
     return even_block(depth, min_i64(most, MOST_GATHERED_ROWS), 8);
 }
 
-/* Into how many pieces of how many channels the target's are cut. */
-static int64_t channel_block(const struct product *p, const struct blocks *blocks)
+/* Into how many pieces of how many channels the target's are cut. They are rows of tiles, or columns if channels_last. */
+static int64_t channel_block(const struct product *p, const struct blocks *blocks, bool channels_last)
 {
     const int64_t units = blocks->count * p->groups;
     const int64_t pieces =
         min_i64(ceil_div_i64(FEWEST_UNITS, max_i64(1, units)), max_i64(1, p->target_channels / (2 * FEWEST_CHANNELS)));
-    return max_i64(1, min_i64(p->target_channels, round_up_i64(ceil_div_i64(p->target_channels, pieces), 12)));
+    return max_i64(1, min_i64(p->target_channels,
+                              round_up_i64(ceil_div_i64(p->target_channels, pieces), channels_last ? 32 : 12)));
 }
 
 static int64_t phase_units(const struct product *p, const struct phase *phase, bool channels_last)
 {
     const struct blocks blocks = pixel_blocks(p, phase, channels_last);
-    return blocks.count * p->groups * ceil_div_i64(p->target_channels, channel_block(p, &blocks));
-}
-
-/* Whether the product reads `prepared`, a matrix [k][target channel] for each phase and group, or the weight itself. */
-static bool prepares(const struct product *p, cuda_ops_conv2d_pass pass, bool channels_last)
-{
-    const bool one_tap = p->kernel_height * p->kernel_width == 1;
-    const bool few_channels = !one_tap && p->source_channels >= FEWEST_INDIRECT_CHANNELS && p->depth <= 512;
-    if (pass == CUDA_OPS_CONV2D_FORWARD)
-        return channels_last && p->images * p->target_height * p->target_width > (few_channels ? 64 : 256);
-    return !one_tap;
+    return blocks.count * p->groups * ceil_div_i64(p->target_channels, channel_block(p, &blocks, channels_last));
 }
 
 static int64_t pitch_of(const struct product *p)
@@ -210,13 +212,17 @@ static int64_t pitch_of(const struct product *p)
     return pitch % 64 == 0 ? pitch + 16 : pitch; /* rows a power of two apart would map to the same cache sets */
 }
 
+static bool fits_indirect(const struct product *p, const struct phase *phase, cuda_ops_dtype dtype)
+{
+    const int64_t bytes = phase->depth * pitch_of(p) * (int64_t)size_of(dtype);
+    return !phase->direct && phase->taps > 0 && phase->taps <= MOST_INDIRECT_TAPS && phase->depth <= INDIRECT_DEPTH &&
+           bytes <= (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512 ? INDIRECT_BYTES_AVX512 : INDIRECT_BYTES);
+}
+
 /* Whether a phase's product of channels_last gathers nothing. */
 static bool is_indirect(const struct product *p, const struct phase *phase, cuda_ops_dtype dtype)
 {
-    const int64_t bytes = phase->depth * pitch_of(p) * (int64_t)size_of(dtype);
-    return !phase->direct && phase->taps > 0 && phase->taps <= MOST_INDIRECT_TAPS &&
-           phase->lattice.channels >= FEWEST_INDIRECT_CHANNELS && phase->depth <= INDIRECT_DEPTH &&
-           bytes <= (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512 ? INDIRECT_BYTES_AVX512 : INDIRECT_BYTES);
+    return fits_indirect(p, phase, dtype) && phase->lattice.channels >= FEWEST_INDIRECT_CHANNELS;
 }
 
 /* The same of the weight's gradient, which loads parts of vectors; only with AVX2 are there instructions for that. */
@@ -230,6 +236,63 @@ static bool is_indirect_weight(const struct product *p, const struct phase *phas
     (void)p, (void)phase, (void)channels_last, (void)dtype;
     return false;
 #endif
+}
+
+static int64_t relaid_units(const struct product *p, const struct phase *phase, const struct relaid *cut)
+{
+    return ceil_div_i64(p->images, cut->images) * ceil_div_i64(phase->lattice.u_count, cut->rows) * p->groups;
+}
+
+/* Whether a product is made so, and how. */
+static bool relaid_cut(struct relaid *cut, const struct product *p, bool channels_last, cuda_ops_dtype dtype)
+{
+    if (p->target_step_y != 1 || p->target_step_x != 1)
+        return false;
+    const struct phase phase = phase_of(p, 0, 0, 0);
+    const struct lattice *const l = &phase.lattice;
+    const bool few = l->channels < FEWEST_INDIRECT_CHANNELS;
+    if (!fits_indirect(p, &phase, dtype) || channels_last != few || l->v_count > MOST_PIXELS || p->images == 0)
+        return false;
+    if (few && (p->groups > 1 || l->tap_x != 1 || l->tap_columns * l->channels < FEWEST_INDIRECT_CHANNELS))
+        return false;
+    cut->column = few ? l->channels : round_up_i64(l->channels, 16);
+    cut->merged = l->tap_x == 1 && cut->column == l->channels;
+    cut->low_x = min_i64(l->first_x, l->first_x + (l->tap_columns - 1) * l->tap_x);
+    cut->low_y = min_i64(l->first_y, l->first_y + (l->tap_rows - 1) * l->tap_y);
+    const int64_t span_x = (l->tap_columns - 1) * (l->tap_x < 0 ? -l->tap_x : l->tap_x) + 1;
+    const int64_t span_y = (l->tap_rows - 1) * (l->tap_y < 0 ? -l->tap_y : l->tap_y) + 1;
+    cut->width = (l->v_count - 1) * l->step_x + span_x;
+    cut->row = cut->width * cut->column;
+    const int64_t most = GATHERED_BYTES / (int64_t)size_of(dtype) / cut->row; /* rows of the source */
+    const int64_t all = (l->u_count - 1) * l->step_y + span_y, wanted = ceil_div_i64(FEWEST_UNITS, p->groups);
+    if (most < span_y + 3 * l->step_y && all > most)
+        return false;
+    const int64_t halo = (span_y - 1) / l->step_y;
+    cut->images = 1;
+    cut->rows = all <= most ? l->u_count : (most - span_y) / l->step_y + 1;
+    if (p->images < wanted) { /* fewer rows, but not many more of them twice */
+        const int64_t pieces = ceil_div_i64(wanted, p->images);
+        cut->rows = min_i64(cut->rows, max_i64(4 * (halo + 1), ceil_div_i64(l->u_count, pieces)));
+    } else if (cut->rows == l->u_count) {
+        const int64_t together = ceil_div_i64(FEWEST_RELAID_PIXELS, l->u_count * l->v_count);
+        cut->images = max_i64(1, min_i64(min_i64(together, most / all), p->images / wanted));
+    }
+    cut->rows = ceil_div_i64(l->u_count, ceil_div_i64(l->u_count, cut->rows));
+    cut->height = (cut->rows - 1) * l->step_y + span_y;
+    cut->image = cut->height * cut->row;
+    return true;
+}
+
+/* Whether the product reads `prepared`, a matrix [k][target channel] for each phase and group, or the weight itself. */
+static bool prepares(const struct product *p, cuda_ops_conv2d_pass pass, bool channels_last, bool relaid)
+{
+    const bool one_tap = p->kernel_height * p->kernel_width == 1;
+    const bool few_channels = !one_tap && p->source_channels >= FEWEST_INDIRECT_CHANNELS && p->depth <= 512;
+    if (relaid)
+        return true;
+    if (pass == CUDA_OPS_CONV2D_FORWARD)
+        return channels_last && p->images * p->target_height * p->target_width > (few_channels ? 64 : 256);
+    return !one_tap;
 }
 
 struct weight_cut {
@@ -292,14 +355,16 @@ void cuda_ops_conv2d_gathered_plan(cuda_ops_conv2d_plan *plan, const struct prod
         plan->reduce_count = cut.splits > 1 ? p->groups * p->target_channels : 0;
         plan->prepared_bytes = cut.splits > 1 ? (size_t)(cut.splits * weight_size(p)) * element : 0;
     } else {
+        struct relaid cut;
+        const bool relaid = relaid_cut(&cut, p, channels_last, dtype);
         int64_t first_tap = 0;
         for (int64_t y = 0; y < p->phases_y; y++)
             for (int64_t x = 0; x < p->phases_x; x++) {
                 const struct phase phase = phase_of(p, y, x, first_tap);
-                plan->count += phase_units(p, &phase, channels_last);
+                plan->count += relaid ? relaid_units(p, &phase, &cut) : phase_units(p, &phase, channels_last);
                 first_tap += phase.taps;
             }
-        if (prepares(p, pass, channels_last)) {
+        if (prepares(p, pass, channels_last, relaid)) {
             plan->prepare_count =
                 p->groups * (pass == CUDA_OPS_CONV2D_FORWARD ? p->target_channels : p->source_channels);
             /* The last panel of a piece of the channels is read beyond them. */
@@ -414,53 +479,127 @@ static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *
     multiply(to, target, source, l, weight, pitch, bias, columns, begin, end);
 }
 
-/* Forward: output channels [begin, end) are columns of prepared[group][tap][c][o] (channels_last alone).
+static void FN(multiply_relaid)(REAL *target, const REAL *source, const struct product *p, const struct lattice *l,
+                                const struct relaid *cut, bool channels_last, const REAL *weight, int64_t pitch,
+                                const REAL *bias, int64_t images, int64_t u0, int64_t rows, REAL *staged, REAL *block)
+{
+    void (*multiply)(REAL *, const REAL *, const struct product *, const struct lattice *, const struct relaid *, bool,
+                     const REAL *, int64_t, const REAL *, int64_t, int64_t, int64_t, REAL *, REAL *) =
+        FN_FOR(any, multiply_relaid);
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        multiply = FN_FOR(avx512, multiply_relaid);
+    else if (isa == CUDA_OPS_CPU_AVX2)
+        multiply = FN_FOR(avx2, multiply_relaid);
+#endif
+    multiply(target, source, p, l, cut, channels_last, weight, pitch, bias, images, u0, rows, staged, block);
+}
+
+static void FN(prepare_forward)(REAL *to, int64_t pitch, const REAL *weight, int64_t channels, int64_t depth,
+                                int64_t taps)
+{
+    void (*prepare)(REAL *, int64_t, const REAL *, int64_t, int64_t, int64_t) = FN_FOR(any, prepare_forward);
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        prepare = FN_FOR(avx512, prepare_forward);
+    else if (isa == CUDA_OPS_CPU_AVX2)
+        prepare = FN_FOR(avx2, prepare_forward);
+#endif
+    prepare(to, pitch, weight, channels, depth, taps);
+}
+
+static void FN(prepare_backward)(REAL *to, int64_t pitch, const REAL *weight, int64_t channels, int64_t taps,
+                                 const int64_t *rows)
+{
+    void (*prepare)(REAL *, int64_t, const REAL *, int64_t, int64_t, const int64_t *) = FN_FOR(any, prepare_backward);
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        prepare = FN_FOR(avx512, prepare_backward);
+    else if (isa == CUDA_OPS_CPU_AVX2)
+        prepare = FN_FOR(avx2, prepare_backward);
+#endif
+    prepare(to, pitch, weight, channels, taps, rows);
+}
+
+/* Forward: output channels [begin, end) are columns of prepared[group][tap][c][o].
  * Backward: output channels [begin, end) are rows of it: [phase][group][o][tap][c], or [phase][group][tap][o][c] if
- * channels_last. */
+ * channels_last or relaid. */
 static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product *p, cuda_ops_conv2d_pass pass,
                         bool channels_last, int64_t begin, int64_t end)
 {
-    const int64_t pitch = pitch_of(p);
+    const int64_t pitch = pitch_of(p), all_taps = p->kernel_height * p->kernel_width;
+    struct relaid cut;
+    const bool tap_first = channels_last || relaid_cut(&cut, p, channels_last, DTYPE);
     if (pass == CUDA_OPS_CONV2D_FORWARD) {
         enum { BLOCK = 16 };
+        const int64_t taps = channels_last ? 1 : all_taps; /* a contiguous weight has them side by side */
         for (int64_t first = begin; first < end;) {
             const int64_t group = first / p->target_channels, o = first % p->target_channels;
             const int64_t count = min_i64(min_i64(BLOCK - o % BLOCK, p->target_channels - o), end - first);
             const REAL *const from = weight + first * p->depth;
             REAL *const to = prepared + group * p->depth * pitch + o;
-            for (int64_t k = 0; k < p->depth; k++)
-                for (int64_t i = 0; i < count; i++)
-                    to[k * pitch + i] = from[i * p->depth + k];
-            for (int64_t k = 0; k < p->depth && o + count == p->target_channels; k++)
-                for (int64_t i = count; o + i < pitch; i++)
-                    to[k * pitch + i] = 0;
+            /* Whole vectors, of which nothing is another range's. */
+            if (o % BLOCK == 0 && (count == BLOCK || o + count == p->target_channels))
+                FN(prepare_forward)(to, pitch, from, count, p->depth, taps);
+            else
+                for (int64_t k = 0; k < p->depth; k++)
+                    for (int64_t i = 0; i < count; i++)
+                        to[(k % taps * (p->depth / taps) + k / taps) * pitch + i] = from[i * p->depth + k];
             first += count;
         }
         return;
     }
     const int64_t channels = p->target_channels;
+    const bool exchanges = !channels_last && all_taps <= MOST_INDIRECT_TAPS;
+    /* Of each tap: its phase's first tap, how many that has, and its place among them. */
+    int64_t first_of[MOST_INDIRECT_TAPS], taps_of[MOST_INDIRECT_TAPS], place_of[MOST_INDIRECT_TAPS];
+    for (int64_t tap = 0; tap < all_taps && exchanges; tap++)
+        taps_of[tap] = 0;
     int64_t first_tap = 0;
     for (int64_t y = 0; y < p->phases_y; y++)
         for (int64_t x = 0; x < p->phases_x; x++) {
             const struct axis rows = axis_of(p, true, y), columns = axis_of(p, false, x);
             const int64_t taps = rows.count * columns.count;
-            for (int64_t o = begin; o < end; o++) {
-                const int64_t group = o / p->source_channels, k = o % p->source_channels;
-                REAL *const phase = prepared + (first_tap * p->groups + group * taps) * p->source_channels * pitch;
-                for (int64_t tap = 0; tap < taps; tap++) {
-                    const int64_t r = rows.first + tap / columns.count * rows.step;
-                    const int64_t s = columns.first + tap % columns.count * columns.step;
+            for (int64_t tap = 0; tap < taps; tap++) {
+                const int64_t r = rows.first + tap / columns.count * rows.step;
+                const int64_t s = columns.first + tap % columns.count * columns.step;
+                if (exchanges) {
+                    first_of[r * p->kernel_width + s] = first_tap;
+                    taps_of[r * p->kernel_width + s] = taps;
+                    place_of[r * p->kernel_width + s] = tap;
+                    continue;
+                }
+                for (int64_t o = begin; o < end; o++) {
+                    const int64_t group = o / p->source_channels, k = o % p->source_channels;
                     const REAL *const from = weight + group * p->weight.group + k * p->weight.source_channel +
                                              r * p->weight.row + s * p->weight.column;
-                    REAL *const to = phase + (channels_last ? tap * p->source_channels + k : k * taps + tap) * pitch;
-                    for (int64_t c = 0; c < channels; c++)
-                        to[c] = from[c * p->weight.target_channel];
-                    for (int64_t c = channels; c < pitch; c++)
+                    REAL *const phase = prepared + (first_tap * p->groups + group * taps) * p->source_channels * pitch;
+                    REAL *const to = phase + (tap_first ? tap * p->source_channels + k : k * taps + tap) * pitch;
+                    if (p->weight.target_channel == 1)
+                        memcpy(to, from, (size_t)channels * sizeof(REAL));
+                    else
+                        for (int64_t c = 0; c < channels; c++)
+                            to[c] = from[c * p->weight.target_channel];
+                    for (int64_t c = channels; c < round_up_i64(channels, 16); c++)
                         to[c] = 0;
                 }
             }
             first_tap += taps;
         }
+    for (int64_t o = begin; o < end && exchanges; o++) {
+        const int64_t group = o / p->source_channels, k = o % p->source_channels;
+        int64_t rows[MOST_INDIRECT_TAPS];
+        for (int64_t tap = 0; tap < all_taps; tap++)
+            rows[tap] = taps_of[tap] == 0 ? -1
+                                          : (first_of[tap] * p->groups + group * taps_of[tap]) * p->source_channels +
+                                                (tap_first ? place_of[tap] * p->source_channels + k
+                                                           : k * taps_of[tap] + place_of[tap]);
+        FN(prepare_backward)(prepared, pitch, weight + group * p->weight.group + k * p->weight.source_channel, channels,
+                             all_taps, rows);
+    }
 }
 
 /* The block of the target that a unit computes: in the target itself, or in `to` and copied from there. */
@@ -509,14 +648,30 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
     REAL *const gathered = (REAL *)(workspace + GEMM_WORKSPACE_BYTES);
     REAL *const block_target =
         gathered + round_up_bytes(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * sizeof(REAL)) / sizeof(REAL);
-    const bool prepared_weight = prepares(p, pass, channels_last), forward = pass == CUDA_OPS_CONV2D_FORWARD;
+    struct relaid cut;
+    const bool relaid = relaid_cut(&cut, p, channels_last, DTYPE);
+    const bool prepared_weight = prepares(p, pass, channels_last, relaid), forward = pass == CUDA_OPS_CONV2D_FORWARD;
+    if (relaid) {
+        const struct phase phase = phase_of(p, 0, 0, 0);
+        const int64_t pieces = ceil_div_i64(phase.lattice.u_count, cut.rows);
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t group = unit % p->groups, image = unit / p->groups / pieces * cut.images;
+            const int64_t u0 = unit / p->groups % pieces * cut.rows, channel = group * p->target_channels;
+            FN(multiply_relaid)(target + image * p->target.image + channel * p->target.channel + u0 * p->target.row,
+                                source + image * p->source.image + group * p->source_channels * p->source.channel, p,
+                                &phase.lattice, &cut, channels_last, prepared + group * p->depth * pitch_of(p),
+                                pitch_of(p), bias ? bias + channel : NULL, min_i64(cut.images, p->images - image), u0,
+                                min_i64(cut.rows, phase.lattice.u_count - u0), gathered, block_target);
+        }
+        return;
+    }
     const bool one_phase = p->target_step_y == 1 && p->target_step_x == 1;
     int64_t first_unit = 0, first_tap = 0;
     for (int64_t number = 0; number < p->phases_y * p->phases_x && first_unit < end; number++) {
         const struct phase phase = phase_of(p, number / p->phases_x, number % p->phases_x, first_tap);
         const struct lattice *const l = &phase.lattice;
         const struct blocks blocks = pixel_blocks(p, &phase, channels_last);
-        const int64_t most_channels = channel_block(p, &blocks);
+        const int64_t most_channels = channel_block(p, &blocks, channels_last);
         const int64_t pieces = ceil_div_i64(p->target_channels, most_channels);
         const int64_t units = blocks.count * p->groups * pieces, image_pixels = l->u_count * l->v_count;
         const bool indirect = channels_last && prepared_weight && is_indirect(p, &phase, DTYPE);

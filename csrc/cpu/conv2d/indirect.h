@@ -13,7 +13,7 @@ CUDA_OPS_INLINE void FN(tap_tile)(const int pixels, const int vectors, REAL *con
                                   int64_t taps, int64_t channels, const REAL *restrict weight, int64_t pitch,
                                   const REAL *start, int64_t columns)
 {
-    FN(vector) sum[TILE_PIXELS][2];
+    FN(lane_vector) sum[TILE_PIXELS][2];
 #pragma GCC unroll 16
     for (int i = 0; i < pixels; i++)
 #pragma GCC unroll 2
@@ -24,8 +24,9 @@ CUDA_OPS_INLINE void FN(tap_tile)(const int pixels, const int vectors, REAL *con
 #pragma GCC unroll 16
         for (int i = 0; i < pixels; i++)
             left[i] = from[i];
+#pragma GCC unroll 4
         for (int64_t c = 0; c < channels; c++, weight += pitch) {
-            FN(vector) right[2];
+            FN(lane_vector) right[2];
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++)
                 right[v] = *(const FN(vector) *)(weight + v * LANES);
