@@ -3,10 +3,10 @@ PyTorch's, in training and in inference, on one thread and on two, in both forma
 
     python benchmarks/models_cpu.py --models resnet18 vit_b_16 --threads 1 --mode training    # some of it
 
-Eight images of 64x64 (inception_v3 96x96; maxvit_t, which takes no other size, two of 224x224). A training step is forward, cross_entropy,
-backward and SGD with momentum. Four contestants, PyTorch eager and ours (cuda_ops.convert), each in the contiguous and
-in the channels_last format, take turns step by step in one process; the least time of each is kept. Ratios are the
-time of PyTorch's faster format over ours: above 1 ours is faster.
+Eight images of 64x64 (inception_v3 96x96; maxvit_t, which takes no other size, two of 224x224). A training step is
+forward, cross_entropy, backward and SGD with momentum. Four contestants, PyTorch eager and ours (cuda_ops.convert),
+each in the contiguous and in the channels_last format, take turns step by step in one process; the least time of each
+is kept. Ratios are the time of PyTorch's faster format over ours: above 1 ours is faster.
 
 Models are measured side by side, each by a process that has one core for each thread to itself: caches of a core are
 its own, memory is everyone's. What is small comes first; at the end of the time what is not measured is listed.
@@ -21,7 +21,6 @@ import dataclasses
 import gc
 import io
 import json
-import math
 import os
 import selectors
 import statistics
@@ -205,13 +204,12 @@ class Worker:
         count = str(len(cpus))
         environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
         self.cpus, self.job, self.rows, self.began = cpus, None, [], 0.0
-        self.log = open(os.devnull, "w") if not os.environ.get("CUDA_OPS_BENCH_LOG") else None
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), "--serve"],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.log,
+            stderr=subprocess.DEVNULL,  # a row says what went wrong
             text=True,
             bufsize=1,
             start_new_session=True,
@@ -420,7 +418,7 @@ def run(
         known = catalogue()
     except ImportError as error:
         raise ValueError('torchvision is missing: run `pip install "cuda_ops[app]"`') from error
-    chosen = [name for name in known if name not in LEFT_OUT] if not names else names
+    chosen = names or [name for name in known if name not in LEFT_OUT]
     chosen = chosen[:2] if quick and not names else chosen
     facts = harness.environment(device)
     facts.pop("threads")

@@ -22,10 +22,18 @@
 #include "cuda_ops/cpu_isa.h"
 #include "gemm/single_thread.h"
 
+#ifdef __GNUC__
+#define NOINLINE __attribute__((noinline))
+#else
+#define NOINLINE
+#endif
+
 /* Products that gather nothing (conv2d/indirect.h). */
 enum {
     INDIRECT_DEPTH = 2304,        /* taps times channels, at most */
     MOST_INDIRECT_TAPS = 64,      /* whose pointers are on the stack */
+    GROUPS_BYTES = 1 << 17,       /* of the weights of groups that are taken together */
+    GROUPS_CHANNELS = 256,        /* and their channels */
     FEWEST_INDIRECT_CHANNELS = 8, /* of one tap: fewer do not pay for its pointers */
     INDIRECT_BYTES = 3 << 16,     /* of a group's weight, which each tile of pixels reads from the second-level cache */
     INDIRECT_BYTES_AVX512 = 3 << 18
@@ -34,12 +42,25 @@ enum {
 /* Products of contiguous tensors, and of few channels in channels_last, that gather nothing: units of whole images, or
  * of rows of one, whose source is laid out anew in the second-level cache as channels_last, with its padding. */
 struct relaid {
-    int64_t images, rows;       /* of a unit, of the target */
-    int64_t column, row, image; /* distances in the source that is laid out */
-    int64_t height, width;      /* of it: for `rows` */
-    int64_t low_y, low_x;       /* where it begins in the source's coordinates, for the target's first row */
-    bool merged;                /* a kernel's row is one tap, of its columns' channels side by side */
+    int64_t images, rows, groups; /* of a unit, of the target */
+    int64_t column, row, image;   /* distances in the source that is laid out */
+    int64_t height, width;        /* of it: for `rows` */
+    int64_t low_y, low_x;         /* where it begins in the source's coordinates, for the target's first row */
+    bool merged;                  /* a kernel's row is one tap, of its columns' channels side by side */
 };
+
+/* How a source of so many channels is laid out; returns how many of its rows one of the target reads. */
+static int64_t relaid_geometry(struct relaid *cut, const struct lattice *l, int64_t column)
+{
+    const int64_t last_x = (l->tap_columns - 1) * l->tap_x, last_y = (l->tap_rows - 1) * l->tap_y;
+    cut->column = column;
+    cut->merged = l->tap_x == 1 && column == l->channels;
+    cut->low_x = l->first_x + min_i64(0, last_x);
+    cut->low_y = l->first_y + min_i64(0, last_y);
+    cut->width = (l->v_count - 1) * l->step_x + (last_x < 0 ? -last_x : last_x) + 1;
+    cut->row = cut->width * cut->column;
+    return (last_y < 0 ? -last_y : last_y) + 1;
+}
 
 #define VECTOR_BYTES 16
 #define TARGET(name) name##_any
@@ -200,12 +221,6 @@ static int64_t channel_block(const struct product *p, const struct blocks *block
                               round_up_i64(ceil_div_i64(p->target_channels, pieces), channels_last ? 32 : 12)));
 }
 
-static int64_t phase_units(const struct product *p, const struct phase *phase, bool channels_last)
-{
-    const struct blocks blocks = pixel_blocks(p, phase, channels_last);
-    return blocks.count * p->groups * ceil_div_i64(p->target_channels, channel_block(p, &blocks, channels_last));
-}
-
 static int64_t pitch_of(const struct product *p)
 {
     const int64_t pitch = round_up_i64(p->target_channels, 16);
@@ -225,22 +240,33 @@ static bool is_indirect(const struct product *p, const struct phase *phase, cuda
     return fits_indirect(p, phase, dtype) && phase->lattice.channels >= FEWEST_INDIRECT_CHANNELS;
 }
 
-/* The same of the weight's gradient, which loads parts of vectors; only with AVX2 are there instructions for that. */
-static bool is_indirect_weight(const struct product *p, const struct phase *phase, bool channels_last,
-                               cuda_ops_dtype dtype)
+/* The same of the weight's gradient, which loads parts of vectors; only with AVX2 are there instructions for that.
+ * Contiguous tensors are laid out anew. */
+static bool is_indirect_weight(const struct product *p, const struct phase *phase, cuda_ops_dtype dtype)
 {
 #if CUDA_OPS_WITH_TARGETS
-    return channels_last && is_indirect(p, phase, dtype) && phase->lattice.channels <= MOST_INDIRECT_WEIGHT_CHANNELS &&
+    return is_indirect(p, phase, dtype) && phase->lattice.channels <= MOST_INDIRECT_WEIGHT_CHANNELS &&
            cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX2;
 #else
-    (void)p, (void)phase, (void)channels_last, (void)dtype;
+    (void)p, (void)phase, (void)dtype;
     return false;
 #endif
 }
 
+/* Groups that a unit of `units` without them takes together, so that where taps lie is found once for all of them: as
+ * many as have a small weight. */
+static int64_t groups_together(const struct product *p, const struct phase *phase, int64_t units, cuda_ops_dtype dtype)
+{
+    const int64_t bytes = max_i64(1, phase->depth * pitch_of(p) * (int64_t)size_of(dtype));
+    const int64_t most =
+        min_i64(GROUPS_BYTES / bytes, GROUPS_CHANNELS / max_i64(p->source_channels, p->target_channels));
+    return even_block(p->groups, max_i64(1, min_i64(most, p->groups * units / FEWEST_UNITS)), 1);
+}
+
 static int64_t relaid_units(const struct product *p, const struct phase *phase, const struct relaid *cut)
 {
-    return ceil_div_i64(p->images, cut->images) * ceil_div_i64(phase->lattice.u_count, cut->rows) * p->groups;
+    return ceil_div_i64(p->images, cut->images) * ceil_div_i64(phase->lattice.u_count, cut->rows) *
+           ceil_div_i64(p->groups, cut->groups);
 }
 
 /* Whether a product is made so, and how. */
@@ -255,16 +281,11 @@ static bool relaid_cut(struct relaid *cut, const struct product *p, bool channel
         return false;
     if (few && (p->groups > 1 || l->tap_x != 1 || l->tap_columns * l->channels < FEWEST_INDIRECT_CHANNELS))
         return false;
-    cut->column = few ? l->channels : round_up_i64(l->channels, 16);
-    cut->merged = l->tap_x == 1 && cut->column == l->channels;
-    cut->low_x = min_i64(l->first_x, l->first_x + (l->tap_columns - 1) * l->tap_x);
-    cut->low_y = min_i64(l->first_y, l->first_y + (l->tap_rows - 1) * l->tap_y);
-    const int64_t span_x = (l->tap_columns - 1) * (l->tap_x < 0 ? -l->tap_x : l->tap_x) + 1;
-    const int64_t span_y = (l->tap_rows - 1) * (l->tap_y < 0 ? -l->tap_y : l->tap_y) + 1;
-    cut->width = (l->v_count - 1) * l->step_x + span_x;
-    cut->row = cut->width * cut->column;
+    cut->groups = groups_together(p, &phase, ceil_div_i64(phase.pixels, FEWEST_RELAID_PIXELS), dtype);
+    const int64_t span_y = relaid_geometry(cut, l, few ? l->channels : round_up_i64(cut->groups * l->channels, 16));
     const int64_t most = GATHERED_BYTES / (int64_t)size_of(dtype) / cut->row; /* rows of the source */
-    const int64_t all = (l->u_count - 1) * l->step_y + span_y, wanted = ceil_div_i64(FEWEST_UNITS, p->groups);
+    const int64_t all = (l->u_count - 1) * l->step_y + span_y,
+                  wanted = ceil_div_i64(FEWEST_UNITS, ceil_div_i64(p->groups, cut->groups));
     if (most < span_y + 3 * l->step_y && all > most)
         return false;
     const int64_t halo = (span_y - 1) / l->step_y;
@@ -291,22 +312,51 @@ static bool prepares(const struct product *p, cuda_ops_conv2d_pass pass, bool ch
     if (relaid)
         return true;
     if (pass == CUDA_OPS_CONV2D_FORWARD)
-        return channels_last && p->images * p->target_height * p->target_width > (few_channels ? 64 : 256);
+        return channels_last && p->images * p->target_height * p->target_width > (few_channels ? 16 : 256);
     return !one_tap;
+}
+
+/* Groups of a unit of a phase that is not laid out anew. */
+static int64_t group_block(const struct product *p, const struct phase *phase, const struct blocks *blocks,
+                           bool indirect, cuda_ops_dtype dtype)
+{
+    return indirect && p->groups > 1 ? groups_together(p, phase, blocks->count, dtype) : 1;
+}
+
+/* `indirect`: whether nothing is gathered. */
+static int64_t phase_units(const struct product *p, const struct phase *phase, bool channels_last, bool indirect,
+                           cuda_ops_dtype dtype)
+{
+    const struct blocks blocks = pixel_blocks(p, phase, channels_last);
+    return blocks.count * ceil_div_i64(p->groups, group_block(p, phase, &blocks, indirect, dtype)) *
+           ceil_div_i64(p->target_channels, channel_block(p, &blocks, channels_last));
 }
 
 struct weight_cut {
     struct blocks blocks;
     int64_t depth_block, depth_blocks, splits;
+    bool indirect;     /* nothing is gathered */
     bool gathers_grad; /* blocks go over the ends of images in contiguous tensors */
 };
+
+/* The target's rows that backward_weight takes of contiguous tensors at a time, 0 if they are too long. */
+static int64_t relaid_weight_rows(const struct product *p, const struct lattice *l, cuda_ops_dtype dtype)
+{
+    struct relaid cut;
+    const int64_t span = relaid_geometry(&cut, l, round_up_i64(l->channels, 16)), size = (int64_t)size_of(dtype);
+    const int64_t most = GATHERED_BYTES / size / cut.row; /* rows of the source */
+    if (most < span || l->v_count > MOST_PIXELS || p->target_channels * p->depth * size > GEMM_WORKSPACE_BYTES)
+        return 0;
+    return min_i64((most - span) / l->step_y + 1, max_i64(1, INDIRECT_PIXELS / l->v_count));
+}
 
 static struct weight_cut weight_cut(const struct product *p, const struct phase *phase, bool channels_last,
                                     cuda_ops_dtype dtype)
 {
     const int64_t image = phase->lattice.u_count * phase->lattice.v_count;
     struct weight_cut cut = {0};
-    if (is_indirect_weight(p, phase, channels_last, dtype)) {
+    if (is_indirect_weight(p, phase, dtype) && (channels_last || relaid_weight_rows(p, &phase->lattice, dtype) > 0)) {
+        cut.indirect = true;
         const int64_t rows = p->images * phase->lattice.u_count, wanted = ceil_div_i64(FEWEST_UNITS, p->groups);
         cut.depth_block = phase->depth;
         cut.depth_blocks = 1;
@@ -357,14 +407,17 @@ void cuda_ops_conv2d_gathered_plan(cuda_ops_conv2d_plan *plan, const struct prod
     } else {
         struct relaid cut;
         const bool relaid = relaid_cut(&cut, p, channels_last, dtype);
+        const bool prepared = prepares(p, pass, channels_last, relaid);
         int64_t first_tap = 0;
         for (int64_t y = 0; y < p->phases_y; y++)
             for (int64_t x = 0; x < p->phases_x; x++) {
                 const struct phase phase = phase_of(p, y, x, first_tap);
-                plan->count += relaid ? relaid_units(p, &phase, &cut) : phase_units(p, &phase, channels_last);
+                const bool indirect = channels_last && prepared && is_indirect(p, &phase, dtype);
+                plan->count +=
+                    relaid ? relaid_units(p, &phase, &cut) : phase_units(p, &phase, channels_last, indirect, dtype);
                 first_tap += phase.taps;
             }
-        if (prepares(p, pass, channels_last, relaid)) {
+        if (prepared) {
             plan->prepare_count =
                 p->groups * (pass == CUDA_OPS_CONV2D_FORWARD ? p->target_channels : p->source_channels);
             /* The last panel of a piece of the channels is read beyond them. */
@@ -375,8 +428,8 @@ void cuda_ops_conv2d_gathered_plan(cuda_ops_conv2d_plan *plan, const struct prod
     plan->workspace_bytes =
         GEMM_WORKSPACE_BYTES +
         round_up_bytes((size_t)(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * (int64_t)element)) +
-        round_up_bytes((size_t)max_i64(p->target_channels + PITCH_SLACK, PITCH_SLACK) * (MOST_PIXELS + PITCH_SLACK) *
-                       element);
+        round_up_bytes((size_t)(max_i64(p->target_channels, p->groups > 1 ? GROUPS_CHANNELS : 0) + PITCH_SLACK) *
+                       (MOST_PIXELS + PITCH_SLACK) * element);
 }
 
 #define REAL float
@@ -464,11 +517,11 @@ static void FN(gather)(REAL *to, int64_t pitch, const REAL *source, const struct
 }
 
 static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *source, const struct lattice *l,
-                              const REAL *weight, int64_t pitch, const REAL *bias, int64_t columns, int64_t begin,
-                              int64_t end)
+                              const REAL *weight, int64_t pitch, const REAL *bias, int64_t groups, int64_t columns,
+                              int64_t begin, int64_t end)
 {
     void (*multiply)(REAL *, struct image_layout, const REAL *, const struct lattice *, const REAL *, int64_t,
-                     const REAL *, int64_t, int64_t, int64_t) = FN_FOR(any, multiply_taps);
+                     const REAL *, int64_t, int64_t, int64_t, int64_t) = FN_FOR(any, multiply_taps);
 #if CUDA_OPS_WITH_TARGETS
     const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
     if (isa >= CUDA_OPS_CPU_AVX512)
@@ -476,15 +529,16 @@ static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *
     else if (isa == CUDA_OPS_CPU_AVX2)
         multiply = FN_FOR(avx2, multiply_taps);
 #endif
-    multiply(to, target, source, l, weight, pitch, bias, columns, begin, end);
+    multiply(to, target, source, l, weight, pitch, bias, groups, columns, begin, end);
 }
 
 static void FN(multiply_relaid)(REAL *target, const REAL *source, const struct product *p, const struct lattice *l,
                                 const struct relaid *cut, bool channels_last, const REAL *weight, int64_t pitch,
-                                const REAL *bias, int64_t images, int64_t u0, int64_t rows, REAL *staged, REAL *block)
+                                const REAL *bias, int64_t groups, int64_t images, int64_t u0, int64_t rows,
+                                REAL *staged, REAL *block)
 {
     void (*multiply)(REAL *, const REAL *, const struct product *, const struct lattice *, const struct relaid *, bool,
-                     const REAL *, int64_t, const REAL *, int64_t, int64_t, int64_t, REAL *, REAL *) =
+                     const REAL *, int64_t, const REAL *, int64_t, int64_t, int64_t, int64_t, REAL *, REAL *) =
         FN_FOR(any, multiply_relaid);
 #if CUDA_OPS_WITH_TARGETS
     const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
@@ -493,7 +547,7 @@ static void FN(multiply_relaid)(REAL *target, const REAL *source, const struct p
     else if (isa == CUDA_OPS_CPU_AVX2)
         multiply = FN_FOR(avx2, multiply_relaid);
 #endif
-    multiply(target, source, p, l, cut, channels_last, weight, pitch, bias, images, u0, rows, staged, block);
+    multiply(target, source, p, l, cut, channels_last, weight, pitch, bias, groups, images, u0, rows, staged, block);
 }
 
 static void FN(prepare_forward)(REAL *to, int64_t pitch, const REAL *weight, int64_t channels, int64_t depth,
@@ -654,13 +708,15 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
     if (relaid) {
         const struct phase phase = phase_of(p, 0, 0, 0);
         const int64_t pieces = ceil_div_i64(phase.lattice.u_count, cut.rows);
+        const int64_t blocks = ceil_div_i64(p->groups, cut.groups);
         for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t group = unit % p->groups, image = unit / p->groups / pieces * cut.images;
-            const int64_t u0 = unit / p->groups % pieces * cut.rows, channel = group * p->target_channels;
+            const int64_t group = unit % blocks * cut.groups, image = unit / blocks / pieces * cut.images;
+            const int64_t u0 = unit / blocks % pieces * cut.rows, channel = group * p->target_channels;
             FN(multiply_relaid)(target + image * p->target.image + channel * p->target.channel + u0 * p->target.row,
                                 source + image * p->source.image + group * p->source_channels * p->source.channel, p,
                                 &phase.lattice, &cut, channels_last, prepared + group * p->depth * pitch_of(p),
-                                pitch_of(p), bias ? bias + channel : NULL, min_i64(cut.images, p->images - image), u0,
+                                pitch_of(p), bias ? bias + channel : NULL, min_i64(cut.groups, p->groups - group),
+                                min_i64(cut.images, p->images - image), u0,
                                 min_i64(cut.rows, phase.lattice.u_count - u0), gathered, block_target);
         }
         return;
@@ -673,12 +729,14 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
         const struct blocks blocks = pixel_blocks(p, &phase, channels_last);
         const int64_t most_channels = channel_block(p, &blocks, channels_last);
         const int64_t pieces = ceil_div_i64(p->target_channels, most_channels);
-        const int64_t units = blocks.count * p->groups * pieces, image_pixels = l->u_count * l->v_count;
         const bool indirect = channels_last && prepared_weight && is_indirect(p, &phase, DTYPE);
+        const int64_t together = group_block(p, &phase, &blocks, indirect, DTYPE);
+        const int64_t group_blocks = ceil_div_i64(p->groups, together);
+        const int64_t units = blocks.count * group_blocks * pieces, image_pixels = l->u_count * l->v_count;
         REAL *const phase_target =
             target + number / p->phases_x * p->target.row + number % p->phases_x * p->target.column;
         for (int64_t unit = max_i64(begin, first_unit) - first_unit; unit < min_i64(units, end - first_unit); unit++) {
-            const int64_t block = unit / pieces / p->groups, group = unit / pieces % p->groups;
+            const int64_t block = unit / pieces / group_blocks, group = unit / pieces % group_blocks * together;
             const int64_t first = unit % pieces * most_channels;
             const int64_t channels = min_i64(most_channels, p->target_channels - first);
             const int64_t channel = group * p->target_channels + first;
@@ -693,7 +751,8 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
                                   prepared + first +
                                       (phase.first_tap * p->groups + group * phase.taps) * p->source_channels *
                                           pitch_of(p),
-                                  pitch_of(p), bias ? bias + channel : NULL, channels, from, to);
+                                  pitch_of(p), bias ? bias + channel : NULL, min_i64(together, p->groups - group),
+                                  channels, from, to);
                 continue;
             }
             const int64_t pixels = to - from, image = from / image_pixels;
@@ -774,6 +833,22 @@ static void FN(weight_of_rows)(REAL *to, int64_t to_row, const REAL *grad, const
 #endif
 }
 
+/* The same of contiguous tensors. */
+static void FN(weight_relaid)(REAL *to, const REAL *grad, const REAL *source, const struct product *p,
+                              const struct lattice *l, int64_t together, int64_t begin, int64_t end, REAL *staged,
+                              REAL *staged_grad, REAL *sums)
+{
+#if CUDA_OPS_WITH_TARGETS
+    if (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512)
+        FN_FOR(avx512, weight_relaid)(to, grad, source, p, l, together, begin, end, staged, staged_grad, sums);
+    else
+        FN_FOR(avx2, weight_relaid)(to, grad, source, p, l, together, begin, end, staged, staged_grad, sums);
+#else
+    (void)to, (void)grad, (void)source, (void)p, (void)l, (void)together, (void)begin, (void)end, (void)staged;
+    (void)staged_grad, (void)sums;
+#endif
+}
+
 /* A unit is a group, a split of the blocks of pixels, and a block of k. */
 static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_output, const REAL *input,
                            const struct product *p, bool channels_last, int64_t begin, int64_t end, char *workspace)
@@ -783,7 +858,6 @@ static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_o
         gathered + round_up_bytes(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * sizeof(REAL)) / sizeof(REAL);
     const struct phase phase = phase_of(p, 0, 0, 0);
     const struct weight_cut cut = weight_cut(p, &phase, channels_last, DTYPE);
-    const bool indirect = is_indirect_weight(p, &phase, channels_last, DTYPE);
     const int64_t image_pixels = phase.lattice.u_count * phase.lattice.v_count;
     const struct lattice grad_lattice = {.source = p->target,
                                          .height = p->target_height,
@@ -803,9 +877,14 @@ static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_o
                           group * p->target_channels * p->depth + k;
         const REAL *const x = input + group * p->source_channels * p->source.channel;
         const REAL *const g = grad_output + group * p->target_channels * p->target.channel;
-        if (indirect) {
+        if (cut.indirect) {
             const int64_t rows = p->images * phase.lattice.u_count, first_row = split * rows / cut.splits;
             const int64_t end_row = (split + 1) * rows / cut.splits;
+            if (!channels_last) {
+                FN(weight_relaid)(out, g, x, p, &phase.lattice, relaid_weight_rows(p, &phase.lattice, DTYPE), first_row,
+                                  end_row, gathered, gathered_grad, (REAL *)workspace);
+                continue;
+            }
             const int64_t together = max_i64(1, INDIRECT_PIXELS / phase.lattice.v_count);
             for (int64_t row = first_row; row < end_row; row += together)
                 FN(weight_of_rows)(out, p->depth, g, &p->target, p->target_channels, x, &phase.lattice, row,
