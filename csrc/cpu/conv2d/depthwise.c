@@ -292,12 +292,18 @@ static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product
 {
     const struct strips s = strips_of(p, DTYPE);
     const int64_t lanes = s.lanes, kernel = s.kernel;
-    for (int64_t block = begin; block < end; block++)
-        for (int64_t t = 0; t < kernel; t++)
-            for (int64_t l = 0; l < lanes; l++) {
-                const int64_t channel = first_channel(p, &s, block, runs_in_place(p, &s)) + l;
-                prepared[(block * kernel + t) * lanes + l] = channel < p->groups ? weight[channel * kernel + t] : 0;
-            }
+    const bool is_in_place = runs_in_place(p, &s);
+    for (int64_t block = begin; block < end; block++) {
+        const int64_t first = first_channel(p, &s, block, is_in_place), channels = min_i64(lanes, p->groups - first);
+        REAL *const to = prepared + block * kernel * lanes;
+        const REAL *const from = weight + first * kernel;
+        for (int64_t t = 0; t < kernel; t++) {
+            for (int64_t l = 0; l < channels; l++)
+                to[t * lanes + l] = from[l * kernel + t];
+            for (int64_t l = channels; l < lanes; l++)
+                to[t * lanes + l] = 0;
+        }
+    }
 }
 
 /* The strip's rows and columns of the source, with zeros around: staged row i is source row first + i. */
