@@ -5,8 +5,9 @@ times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench m
 on the test set (benchmarks/mnist_99.py). `bench gpt` times whole training steps of GPT-2 and of a small model of
 characters (benchmarks/gpt2_step.py), and `bench gpt-char` that model's training until it has learnt tiny Shakespeare
 (benchmarks/gpt_char.py). `bench models` times whole classification models of torchvision's, in training and in
-inference, eager, in a CUDA graph and compiled (benchmarks/models.py). `bench gemm` times the ladder of matrix
-multiplication: every rung beside cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot
+inference, eager, in a CUDA graph and compiled (benchmarks/models.py), and `bench models-cpu --device cpu` all of them
+on the CPU, on one thread and two and in both formats (benchmarks/models_cpu.py). `bench gemm` times the ladder of
+matrix multiplication: every rung beside cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot
 (benchmarks/bench_gemm.py), and `bench ladder [name ...]` the other ladders, of ops that memory bounds and of attention
 (benchmarks/ladders.py). `bench sweep` draws calls of real models that nobody tuned for (benchmarks/sweep.py), and
 `bench regret` times, at such shapes, what the library chooses against all that it could choose (benchmarks/regret.py).
@@ -23,7 +24,8 @@ import torch
 from . import _library
 
 RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99", "gpt": "gpt2_step", "gpt-char": "gpt_char", "models": "models"}
-SECONDS = {"gpt": 150, "gpt-char": 240}
+RACES |= {"models-cpu": "models_cpu"}
+SECONDS = {"gpt": 150, "gpt-char": 240, "models-cpu": 400}
 OF_SEEDS = ("mnist-99", "gpt-char")
 """The races that train again and again, from a seed each."""
 DRAWN = {"sweep": 500, "regret": 200}  # calls that a run draws
@@ -42,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         "ops",
         nargs="*",
         metavar="op",
-        help="ops to time, or all (default), or host, mnist, mnist-99, gpt, gpt-char, models, sweep or regret; or "
-        "ladder, for the teaching ladders but gemm's: those named after it, or all",
+        help="ops to time, or all (default), or host, mnist, mnist-99, gpt, gpt-char, models, models-cpu, sweep or "
+        "regret; or ladder, for the teaching ladders but gemm's: those named after it, or all",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
@@ -62,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--seconds",
         type=float,
         help="time limit for each op, or for a race, met by fewer samples, at least 3 (default: 31 samples in at most "
-        "30 seconds for each case; mnist, models: 600; gpt: 150; gpt-char: 240); models: what is done by then is kept",
+        "30 seconds for each case; mnist, models: 600; gpt: 150; gpt-char: 240; models-cpu: 400); models: what is done "
+        "by then is kept",
     )
     parser.add_argument(
         "--compile",

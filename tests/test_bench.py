@@ -716,7 +716,10 @@ def test_csv_is_written_whole(tmp_path):
         (["gpt-char", "--device", "cpu", "--precision", "bf16"], "--precision bf16: gpt-char on cpu is for fp32"),
         (["gpt-char", "--seeds", "0"], "--seeds 0: expected a whole number of at least 1"),
         (["gpt", "--seeds", "3"], "--seeds is for mnist-99 and gpt-char alone"),
-        (["square", "--batch", "64"], "--batch is for the races, mnist, mnist-99, gpt, gpt-char, models, alone"),
+        (
+            ["square", "--batch", "64"],
+            "--batch is for the races, mnist, mnist-99, gpt, gpt-char, models, models-cpu, al",
+        ),
         (["square", "--device", "cpu", "--dtype", "tf32"], "--dtype tf32: the CPU has float32 alone"),
         (["square", "ladder"], "ladder comes first, and after it the names of ladders alone, or none"),
         (["cubic"], "there is no benchmarks/bench_cubic.py; there are: adam, adaptive_avg_pool2d"),

@@ -15,11 +15,15 @@ assert torch.ops.cuda_ops.cpu_isa() == sys.argv[1], torch.ops.cuda_ops.cpu_isa()
 torch.manual_seed(0)
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
-def check(ours, native, dtype, *shapes):
-    inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+def check(ours, native, dtype, *shapes, layout=torch.contiguous_format):
+    inputs = [torch.randn(shape, dtype=dtype) for shape in shapes]
+    inputs = [t.contiguous(memory_format=layout) if t.dim() == 4 else t for t in inputs]
+    inputs = [t.requires_grad_() for t in inputs]
     wide = [t.detach().double().requires_grad_() for t in inputs]
     output, expected = ours(*inputs), native(*wide)
-    grad = torch.randn_like(output)
+    grad = torch.randn(output.shape, dtype=dtype)
+    if output.dim() == 4:
+        grad = grad.contiguous(memory_format=layout)
     output.backward(grad)
     expected.backward(grad.double())
     tolerance = TOLERANCE[dtype]
@@ -34,6 +38,28 @@ for dtype in TOLERANCE:
     for channels, filters, size in [(1, 5, 9), (17, 33, 7), (40, 20, 12)]:
         shapes = (2, channels, size, size), (filters, channels, 3, 3), (filters,)
         check(cuda_ops.functional.conv2d, F.conv2d, dtype, *shapes)
+    # Input, filters, kernel, stride, padding, groups: the ways of gathered.c and depthwise.c.
+    CONVOLUTIONS = [
+        ((2, 3, 21, 18), 24, (7, 7), 2, 3, 1),  # few channels: a kernel's row is one tap
+        ((1, 3, 70, 33), 20, (3, 3), 1, 1, 1),  # blocks of rows of one image
+        ((5, 20, 6, 5), 36, (3, 3), 1, 1, 1),  # several images together, channels that are no vectors
+        ((2, 16, 9, 17), 48, (5, 3), 1, (2, 1), 1),  # the weight's gradient of one vector of channels
+        ((1, 64, 40, 45), 40, (3, 3), 1, 1, 1),
+        ((3, 130, 5, 3), 40, (3, 3), 2, 1, 1),  # stride phases
+        ((3, 80, 10, 9), 80, (3, 3), 1, 1, 5),  # groups that are taken together
+        ((3, 96, 9, 8), 64, (3, 3), 2, 1, 4),
+        ((3, 48, 9, 8), 48, (3, 3), 2, 1, 6),
+        ((2, 24, 9, 8), 24, (3, 3), 1, 1, 3),
+        ((2, 40, 8, 9), 40, (7, 7), 1, 3, 40),  # rows of mostly edges
+        ((2, 40, 2, 3), 40, (7, 7), 1, 3, 40),
+    ]
+    for shape, filters, kernel, stride, padding, groups in CONVOLUTIONS if dtype.itemsize > 2 else ():
+        shapes = shape, (filters, shape[1] // groups, *kernel), (filters,)
+        for layout in (torch.contiguous_format, torch.channels_last):
+            check(
+                lambda *a: cuda_ops.functional.conv2d(*a, stride, padding, 1, groups),
+                lambda *a: F.conv2d(*a, stride, padding, 1, groups), dtype, *shapes, layout=layout,
+            )
     shape = 2, 3, 70, 16
     check(cuda_ops.functional.scaled_dot_product_attention, F.scaled_dot_product_attention, dtype, shape, shape, shape)
 """

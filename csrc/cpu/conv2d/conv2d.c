@@ -138,9 +138,19 @@ static bool is_thin(const cuda_ops_conv2d_sizes *s, cuda_ops_conv2d_pass pass)
     const int64_t channels = s->in_channels / s->groups;
     const bool overlap = s->stride_height < s->kernel_height && s->stride_width < s->kernel_width;
     if (s->groups == 1)
-        return channels <= 4 && overlap;
-    return channels <= 8 || (channels <= 16 && pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s->in_width >= 12 &&
-                             s->stride_height * s->stride_width > 1);
+        return channels <= 4 && overlap && !(pass == CUDA_OPS_CONV2D_FORWARD && s->input_channels_last);
+    if (channels <= 4)
+        return true;
+    if (channels > 8)
+        return false;
+    switch (pass) {
+    case CUDA_OPS_CONV2D_FORWARD:
+        return s->stride_height * s->stride_width == 1;
+    case CUDA_OPS_CONV2D_BACKWARD_INPUT:
+        return true;
+    default:
+        return false;
+    }
 }
 
 /* Whether gathered.c makes the product: of three tensors of one format. (A 1x1 weight is in both.) */

@@ -52,6 +52,7 @@ enum {
     MOST_PHASES = 16,         /* of an axis */
     MOST_ROW_BYTES = 1 << 22, /* of that row; wider ones are gathered.c's */
     FEWEST_UNITS = 16,        /* of backward_weight, and of channels_last */
+    FEWEST_STAGED_PIXELS = 6, /* of a row of the target that is staged for its edges */
     UNIT_BLOCKS = 8           /* vectors of channels of a unit of backward_weight in channels_last */
 };
 
@@ -109,10 +110,20 @@ static bool in_place(const struct product *p, const struct strips *s)
     return p->source.channel == 1 && p->target.channel == 1 && p->groups >= s->lanes;
 }
 
-/* The first channel of a block. In place the last block overlaps the one before rather than being filled up. */
-static int64_t first_channel(const struct product *p, const struct strips *s, int64_t block)
+/* The same of forward and backward_input, which in place take pixels at the edges one by one: where most are, they are
+ * staged with their padding, unless there would be far more of that. */
+static bool runs_in_place(const struct product *p, const struct strips *s)
 {
-    return in_place(p, s) ? min_i64(block * s->lanes, p->groups - s->lanes) : block * s->lanes;
+    const int64_t edges = s->extent_x - 1;
+    const bool edgy = edges >= 4 && p->step_x == 1 && p->target_step_x == 1 && p->target_width >= edges &&
+                      p->target_width >= FEWEST_STAGED_PIXELS && p->target_width < 3 * edges;
+    return in_place(p, s) && !edgy;
+}
+
+/* The first channel of a block. In place the last block overlaps the one before rather than being filled up. */
+static int64_t first_channel(const struct product *p, const struct strips *s, int64_t block, bool is_in_place)
+{
+    return is_in_place ? min_i64(block * s->lanes, p->groups - s->lanes) : block * s->lanes;
 }
 
 /* In place: the strips of an image. */
@@ -166,7 +177,7 @@ void cuda_ops_conv2d_depthwise_plan(cuda_ops_conv2d_plan *plan, const struct pro
         plan->prepared_bytes = (size_t)(weight_splits(p, &s) * blocks) * element;
     } else {
         plan->prepare_count = s.channel_blocks;
-        plan->count = p->images * (in_place(p, &s) ? strip_count(p) : s.channel_blocks * s.count);
+        plan->count = p->images * (runs_in_place(p, &s) ? strip_count(p) : s.channel_blocks * s.count);
         plan->prepared_bytes = (size_t)blocks * element;
     }
     const int64_t bytes = s.kernel * (int64_t)(sizeof(struct tap) + sizeof(struct span)) +
@@ -281,12 +292,18 @@ static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product
 {
     const struct strips s = strips_of(p, DTYPE);
     const int64_t lanes = s.lanes, kernel = s.kernel;
-    for (int64_t block = begin; block < end; block++)
-        for (int64_t t = 0; t < kernel; t++)
-            for (int64_t l = 0; l < lanes; l++) {
-                const int64_t channel = first_channel(p, &s, block) + l;
-                prepared[(block * kernel + t) * lanes + l] = channel < p->groups ? weight[channel * kernel + t] : 0;
-            }
+    const bool is_in_place = runs_in_place(p, &s);
+    for (int64_t block = begin; block < end; block++) {
+        const int64_t first = first_channel(p, &s, block, is_in_place), channels = min_i64(lanes, p->groups - first);
+        REAL *const to = prepared + block * kernel * lanes;
+        const REAL *const from = weight + first * kernel;
+        for (int64_t t = 0; t < kernel; t++) {
+            for (int64_t l = 0; l < channels; l++)
+                to[t * lanes + l] = from[l * kernel + t];
+            for (int64_t l = channels; l < lanes; l++)
+                to[t * lanes + l] = 0;
+        }
+    }
 }
 
 /* The strip's rows and columns of the source, with zeros around: staged row i is source row first + i. */
@@ -367,7 +384,7 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *prepared, cons
                     int64_t begin, int64_t end, void *workspace)
 {
     const struct strips s = strips_of(p, DTYPE);
-    if (in_place(p, &s)) {
+    if (runs_in_place(p, &s)) {
         FN(run_in_place)(target, source, prepared, bias, p, begin, end, workspace);
         return;
     }
@@ -411,8 +428,8 @@ static void FN(run_weight_in_place)(REAL *sums, const REAL *grad_output, const R
     for (int64_t unit = begin; unit < end; unit++) {
         const int64_t split = unit / units, first = unit % units * s.channel_blocks / units;
         const int64_t blocks = (unit % units + 1) * s.channel_blocks / units - first;
-        const int64_t channel = first_channel(p, &s, first);
-        const int64_t last = first_channel(p, &s, first + blocks - 1) - channel;
+        const int64_t channel = first_channel(p, &s, first, true);
+        const int64_t last = first_channel(p, &s, first + blocks - 1, true) - channel;
         REAL *const to = sums + (split * s.channel_blocks + first) * s.kernel * s.lanes;
         memset(to, 0, (size_t)(blocks * s.kernel * s.lanes) * sizeof(REAL));
         for (int64_t row = split * all / splits; row < (split + 1) * all / splits; row++) {
@@ -473,7 +490,7 @@ static void FN(reduce)(REAL *grad_weight, const REAL *sums, const struct product
     const int64_t splits = weight_splits(p, &s), size = s.channel_blocks * s.kernel * s.lanes;
     for (int64_t channel = begin; channel < end; channel++)
         for (int64_t t = 0; t < s.kernel; t++) {
-            const int64_t block = channel / s.lanes, lane = channel - first_channel(p, &s, block);
+            const int64_t block = channel / s.lanes, lane = channel - first_channel(p, &s, block, in_place(p, &s));
             const REAL *const from = sums + (block * s.kernel + t) * s.lanes + lane;
             REAL sum = 0;
             for (int64_t split = 0; split < splits; split++)

@@ -6,6 +6,7 @@
 
 #define LANES ((int)(VECTOR_BYTES / sizeof(REAL)))
 
+typedef REAL FN(lane_vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef REAL FN(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 typedef INDEX FN(index) __attribute__((vector_size(VECTOR_BYTES)));
 
@@ -174,6 +175,7 @@ static void FN(gather_pixels)(REAL *restrict to, int64_t pitch, const REAL *rest
 }
 
 #include "conv2d/indirect.h"
+#include "conv2d/prepare.h"
 
 #undef LANES
 #undef LOAD_BITS

@@ -22,14 +22,45 @@
 #include "cuda_ops/cpu_isa.h"
 #include "gemm/single_thread.h"
 
+#ifdef __GNUC__
+#define NOINLINE __attribute__((noinline))
+#else
+#define NOINLINE
+#endif
+
 /* Products that gather nothing (conv2d/indirect.h). */
 enum {
     INDIRECT_DEPTH = 2304,        /* taps times channels, at most */
     MOST_INDIRECT_TAPS = 64,      /* whose pointers are on the stack */
+    GROUPS_BYTES = 1 << 17,       /* of the weights of groups that are taken together */
+    GROUPS_CHANNELS = 256,        /* and their channels */
     FEWEST_INDIRECT_CHANNELS = 8, /* of one tap: fewer do not pay for its pointers */
     INDIRECT_BYTES = 3 << 16,     /* of a group's weight, which each tile of pixels reads from the second-level cache */
     INDIRECT_BYTES_AVX512 = 3 << 18
 };
+
+/* Products of contiguous tensors, and of few channels in channels_last, that gather nothing: units of whole images, or
+ * of rows of one, whose source is laid out anew in the second-level cache as channels_last, with its padding. */
+struct relaid {
+    int64_t images, rows, groups; /* of a unit, of the target */
+    int64_t column, row, image;   /* distances in the source that is laid out */
+    int64_t height, width;        /* of it: for `rows` */
+    int64_t low_y, low_x;         /* where it begins in the source's coordinates, for the target's first row */
+    bool merged;                  /* a kernel's row is one tap, of its columns' channels side by side */
+};
+
+/* How a source of so many channels is laid out; returns how many of its rows one of the target reads. */
+static int64_t relaid_geometry(struct relaid *cut, const struct lattice *l, int64_t column)
+{
+    const int64_t last_x = (l->tap_columns - 1) * l->tap_x, last_y = (l->tap_rows - 1) * l->tap_y;
+    cut->column = column;
+    cut->merged = l->tap_x == 1 && column == l->channels;
+    cut->low_x = l->first_x + min_i64(0, last_x);
+    cut->low_y = l->first_y + min_i64(0, last_y);
+    cut->width = (l->v_count - 1) * l->step_x + (last_x < 0 ? -last_x : last_x) + 1;
+    cut->row = cut->width * cut->column;
+    return (last_y < 0 ? -last_y : last_y) + 1;
+}
 
 #define VECTOR_BYTES 16
 #define TARGET(name) name##_any
@@ -85,6 +116,7 @@ enum {
     FEWEST_INDIRECT_PIXELS = 128,       /* ... that gathers nothing */
     INDIRECT_PIXELS = 256,              /* of rows that are read again and again by it, from a cache */
     MOST_GATHERED_ROWS = 1024,
+    FEWEST_RELAID_PIXELS = 192, /* of the target, of a unit that may take several images */
     FEW_ROWS = 32
 };
 
@@ -179,29 +211,14 @@ static int64_t depth_block(int64_t depth, int64_t pixels, cuda_ops_dtype dtype)
     return even_block(depth, min_i64(most, MOST_GATHERED_ROWS), 8);
 }
 
-/* Into how many pieces of how many channels the target's are cut. */
-static int64_t channel_block(const struct product *p, const struct blocks *blocks)
+/* Into how many pieces of how many channels the target's are cut. They are rows of tiles, or columns if channels_last. */
+static int64_t channel_block(const struct product *p, const struct blocks *blocks, bool channels_last)
 {
     const int64_t units = blocks->count * p->groups;
     const int64_t pieces =
         min_i64(ceil_div_i64(FEWEST_UNITS, max_i64(1, units)), max_i64(1, p->target_channels / (2 * FEWEST_CHANNELS)));
-    return max_i64(1, min_i64(p->target_channels, round_up_i64(ceil_div_i64(p->target_channels, pieces), 12)));
-}
-
-static int64_t phase_units(const struct product *p, const struct phase *phase, bool channels_last)
-{
-    const struct blocks blocks = pixel_blocks(p, phase, channels_last);
-    return blocks.count * p->groups * ceil_div_i64(p->target_channels, channel_block(p, &blocks));
-}
-
-/* Whether the product reads `prepared`, a matrix [k][target channel] for each phase and group, or the weight itself. */
-static bool prepares(const struct product *p, cuda_ops_conv2d_pass pass, bool channels_last)
-{
-    const bool one_tap = p->kernel_height * p->kernel_width == 1;
-    const bool few_channels = !one_tap && p->source_channels >= FEWEST_INDIRECT_CHANNELS && p->depth <= 512;
-    if (pass == CUDA_OPS_CONV2D_FORWARD)
-        return channels_last && p->images * p->target_height * p->target_width > (few_channels ? 64 : 256);
-    return !one_tap;
+    return max_i64(1, min_i64(p->target_channels,
+                              round_up_i64(ceil_div_i64(p->target_channels, pieces), channels_last ? 32 : 12)));
 }
 
 static int64_t pitch_of(const struct product *p)
@@ -210,40 +227,136 @@ static int64_t pitch_of(const struct product *p)
     return pitch % 64 == 0 ? pitch + 16 : pitch; /* rows a power of two apart would map to the same cache sets */
 }
 
-/* Whether a phase's product of channels_last gathers nothing. */
-static bool is_indirect(const struct product *p, const struct phase *phase, cuda_ops_dtype dtype)
+static bool fits_indirect(const struct product *p, const struct phase *phase, cuda_ops_dtype dtype)
 {
     const int64_t bytes = phase->depth * pitch_of(p) * (int64_t)size_of(dtype);
-    return !phase->direct && phase->taps > 0 && phase->taps <= MOST_INDIRECT_TAPS &&
-           phase->lattice.channels >= FEWEST_INDIRECT_CHANNELS && phase->depth <= INDIRECT_DEPTH &&
+    return !phase->direct && phase->taps > 0 && phase->taps <= MOST_INDIRECT_TAPS && phase->depth <= INDIRECT_DEPTH &&
            bytes <= (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512 ? INDIRECT_BYTES_AVX512 : INDIRECT_BYTES);
 }
 
-/* The same of the weight's gradient, which loads parts of vectors; only with AVX2 are there instructions for that. */
-static bool is_indirect_weight(const struct product *p, const struct phase *phase, bool channels_last,
-                               cuda_ops_dtype dtype)
+/* Whether a phase's product of channels_last gathers nothing. */
+static bool is_indirect(const struct product *p, const struct phase *phase, cuda_ops_dtype dtype)
+{
+    return fits_indirect(p, phase, dtype) && phase->lattice.channels >= FEWEST_INDIRECT_CHANNELS;
+}
+
+/* The same of the weight's gradient, which loads parts of vectors; only with AVX2 are there instructions for that.
+ * Contiguous tensors are laid out anew. */
+static bool is_indirect_weight(const struct product *p, const struct phase *phase, cuda_ops_dtype dtype)
 {
 #if CUDA_OPS_WITH_TARGETS
-    return channels_last && is_indirect(p, phase, dtype) && phase->lattice.channels <= MOST_INDIRECT_WEIGHT_CHANNELS &&
+    return is_indirect(p, phase, dtype) && phase->lattice.channels <= MOST_INDIRECT_WEIGHT_CHANNELS &&
            cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX2;
 #else
-    (void)p, (void)phase, (void)channels_last, (void)dtype;
+    (void)p, (void)phase, (void)dtype;
     return false;
 #endif
+}
+
+/* Groups that a unit of `units` without them takes together, so that where taps lie is found once for all of them: as
+ * many as have a small weight. */
+static int64_t groups_together(const struct product *p, const struct phase *phase, int64_t units, cuda_ops_dtype dtype)
+{
+    const int64_t bytes = max_i64(1, phase->depth * pitch_of(p) * (int64_t)size_of(dtype));
+    const int64_t most =
+        min_i64(GROUPS_BYTES / bytes, GROUPS_CHANNELS / max_i64(p->source_channels, p->target_channels));
+    return even_block(p->groups, max_i64(1, min_i64(most, p->groups * units / FEWEST_UNITS)), 1);
+}
+
+static int64_t relaid_units(const struct product *p, const struct phase *phase, const struct relaid *cut)
+{
+    return ceil_div_i64(p->images, cut->images) * ceil_div_i64(phase->lattice.u_count, cut->rows) *
+           ceil_div_i64(p->groups, cut->groups);
+}
+
+/* Whether a product is made so, and how. */
+static bool relaid_cut(struct relaid *cut, const struct product *p, bool channels_last, cuda_ops_dtype dtype)
+{
+    if (p->target_step_y != 1 || p->target_step_x != 1)
+        return false;
+    const struct phase phase = phase_of(p, 0, 0, 0);
+    const struct lattice *const l = &phase.lattice;
+    const bool few = l->channels < FEWEST_INDIRECT_CHANNELS;
+    if (!fits_indirect(p, &phase, dtype) || channels_last != few || l->v_count > MOST_PIXELS || p->images == 0)
+        return false;
+    if (few && (p->groups > 1 || l->tap_x != 1 || l->tap_columns * l->channels < FEWEST_INDIRECT_CHANNELS))
+        return false;
+    cut->groups = groups_together(p, &phase, ceil_div_i64(phase.pixels, FEWEST_RELAID_PIXELS), dtype);
+    const int64_t span_y = relaid_geometry(cut, l, few ? l->channels : round_up_i64(cut->groups * l->channels, 16));
+    const int64_t most = GATHERED_BYTES / (int64_t)size_of(dtype) / cut->row; /* rows of the source */
+    const int64_t all = (l->u_count - 1) * l->step_y + span_y,
+                  wanted = ceil_div_i64(FEWEST_UNITS, ceil_div_i64(p->groups, cut->groups));
+    if (most < span_y + 3 * l->step_y && all > most)
+        return false;
+    const int64_t halo = (span_y - 1) / l->step_y;
+    cut->images = 1;
+    cut->rows = all <= most ? l->u_count : (most - span_y) / l->step_y + 1;
+    if (p->images < wanted) { /* fewer rows, but not many more of them twice */
+        const int64_t pieces = ceil_div_i64(wanted, p->images);
+        cut->rows = min_i64(cut->rows, max_i64(4 * (halo + 1), ceil_div_i64(l->u_count, pieces)));
+    } else if (cut->rows == l->u_count) {
+        const int64_t together = ceil_div_i64(FEWEST_RELAID_PIXELS, l->u_count * l->v_count);
+        cut->images = max_i64(1, min_i64(min_i64(together, most / all), p->images / wanted));
+    }
+    cut->rows = ceil_div_i64(l->u_count, ceil_div_i64(l->u_count, cut->rows));
+    cut->height = (cut->rows - 1) * l->step_y + span_y;
+    cut->image = cut->height * cut->row;
+    return true;
+}
+
+/* Whether the product reads `prepared`, a matrix [k][target channel] for each phase and group, or the weight itself. */
+static bool prepares(const struct product *p, cuda_ops_conv2d_pass pass, bool channels_last, bool relaid)
+{
+    const bool one_tap = p->kernel_height * p->kernel_width == 1;
+    const bool few_channels = !one_tap && p->source_channels >= FEWEST_INDIRECT_CHANNELS && p->depth <= 512;
+    if (relaid)
+        return true;
+    if (pass == CUDA_OPS_CONV2D_FORWARD)
+        return channels_last && p->images * p->target_height * p->target_width > (few_channels ? 16 : 256);
+    return !one_tap;
+}
+
+/* Groups of a unit of a phase that is not laid out anew. */
+static int64_t group_block(const struct product *p, const struct phase *phase, const struct blocks *blocks,
+                           bool indirect, cuda_ops_dtype dtype)
+{
+    return indirect && p->groups > 1 ? groups_together(p, phase, blocks->count, dtype) : 1;
+}
+
+/* `indirect`: whether nothing is gathered. */
+static int64_t phase_units(const struct product *p, const struct phase *phase, bool channels_last, bool indirect,
+                           cuda_ops_dtype dtype)
+{
+    const struct blocks blocks = pixel_blocks(p, phase, channels_last);
+    return blocks.count * ceil_div_i64(p->groups, group_block(p, phase, &blocks, indirect, dtype)) *
+           ceil_div_i64(p->target_channels, channel_block(p, &blocks, channels_last));
 }
 
 struct weight_cut {
     struct blocks blocks;
     int64_t depth_block, depth_blocks, splits;
+    bool indirect;     /* nothing is gathered */
     bool gathers_grad; /* blocks go over the ends of images in contiguous tensors */
 };
+
+/* The target's rows that backward_weight takes of contiguous tensors at a time, 0 if they are too long. */
+static int64_t relaid_weight_rows(const struct product *p, const struct lattice *l, cuda_ops_dtype dtype)
+{
+    struct relaid cut;
+    const int64_t span = relaid_geometry(&cut, l, round_up_i64(l->channels, 16)), size = (int64_t)size_of(dtype);
+    const int64_t most = GATHERED_BYTES / size / cut.row; /* rows of the source */
+    if (most < span || l->v_count > MOST_PIXELS || p->target_channels * p->depth * size > GEMM_WORKSPACE_BYTES)
+        return 0;
+    return min_i64((most - span) / l->step_y + 1, max_i64(1, INDIRECT_PIXELS / l->v_count));
+}
 
 static struct weight_cut weight_cut(const struct product *p, const struct phase *phase, bool channels_last,
                                     cuda_ops_dtype dtype)
 {
     const int64_t image = phase->lattice.u_count * phase->lattice.v_count;
     struct weight_cut cut = {0};
-    if (is_indirect_weight(p, phase, channels_last, dtype)) {
+    if (is_indirect_weight(p, phase, dtype) && (channels_last || relaid_weight_rows(p, &phase->lattice, dtype) > 0)) {
+        cut.indirect = true;
         const int64_t rows = p->images * phase->lattice.u_count, wanted = ceil_div_i64(FEWEST_UNITS, p->groups);
         cut.depth_block = phase->depth;
         cut.depth_blocks = 1;
@@ -292,14 +405,19 @@ void cuda_ops_conv2d_gathered_plan(cuda_ops_conv2d_plan *plan, const struct prod
         plan->reduce_count = cut.splits > 1 ? p->groups * p->target_channels : 0;
         plan->prepared_bytes = cut.splits > 1 ? (size_t)(cut.splits * weight_size(p)) * element : 0;
     } else {
+        struct relaid cut;
+        const bool relaid = relaid_cut(&cut, p, channels_last, dtype);
+        const bool prepared = prepares(p, pass, channels_last, relaid);
         int64_t first_tap = 0;
         for (int64_t y = 0; y < p->phases_y; y++)
             for (int64_t x = 0; x < p->phases_x; x++) {
                 const struct phase phase = phase_of(p, y, x, first_tap);
-                plan->count += phase_units(p, &phase, channels_last);
+                const bool indirect = channels_last && prepared && is_indirect(p, &phase, dtype);
+                plan->count +=
+                    relaid ? relaid_units(p, &phase, &cut) : phase_units(p, &phase, channels_last, indirect, dtype);
                 first_tap += phase.taps;
             }
-        if (prepares(p, pass, channels_last)) {
+        if (prepared) {
             plan->prepare_count =
                 p->groups * (pass == CUDA_OPS_CONV2D_FORWARD ? p->target_channels : p->source_channels);
             /* The last panel of a piece of the channels is read beyond them. */
@@ -310,8 +428,8 @@ void cuda_ops_conv2d_gathered_plan(cuda_ops_conv2d_plan *plan, const struct prod
     plan->workspace_bytes =
         GEMM_WORKSPACE_BYTES +
         round_up_bytes((size_t)(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * (int64_t)element)) +
-        round_up_bytes((size_t)max_i64(p->target_channels + PITCH_SLACK, PITCH_SLACK) * (MOST_PIXELS + PITCH_SLACK) *
-                       element);
+        round_up_bytes((size_t)(max_i64(p->target_channels, p->groups > 1 ? GROUPS_CHANNELS : 0) + PITCH_SLACK) *
+                       (MOST_PIXELS + PITCH_SLACK) * element);
 }
 
 #define REAL float
@@ -399,11 +517,11 @@ static void FN(gather)(REAL *to, int64_t pitch, const REAL *source, const struct
 }
 
 static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *source, const struct lattice *l,
-                              const REAL *weight, int64_t pitch, const REAL *bias, int64_t columns, int64_t begin,
-                              int64_t end)
+                              const REAL *weight, int64_t pitch, const REAL *bias, int64_t groups, int64_t columns,
+                              int64_t begin, int64_t end)
 {
     void (*multiply)(REAL *, struct image_layout, const REAL *, const struct lattice *, const REAL *, int64_t,
-                     const REAL *, int64_t, int64_t, int64_t) = FN_FOR(any, multiply_taps);
+                     const REAL *, int64_t, int64_t, int64_t, int64_t) = FN_FOR(any, multiply_taps);
 #if CUDA_OPS_WITH_TARGETS
     const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
     if (isa >= CUDA_OPS_CPU_AVX512)
@@ -411,56 +529,131 @@ static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *
     else if (isa == CUDA_OPS_CPU_AVX2)
         multiply = FN_FOR(avx2, multiply_taps);
 #endif
-    multiply(to, target, source, l, weight, pitch, bias, columns, begin, end);
+    multiply(to, target, source, l, weight, pitch, bias, groups, columns, begin, end);
 }
 
-/* Forward: output channels [begin, end) are columns of prepared[group][tap][c][o] (channels_last alone).
+static void FN(multiply_relaid)(REAL *target, const REAL *source, const struct product *p, const struct lattice *l,
+                                const struct relaid *cut, bool channels_last, const REAL *weight, int64_t pitch,
+                                const REAL *bias, int64_t groups, int64_t images, int64_t u0, int64_t rows,
+                                REAL *staged, REAL *block)
+{
+    void (*multiply)(REAL *, const REAL *, const struct product *, const struct lattice *, const struct relaid *, bool,
+                     const REAL *, int64_t, const REAL *, int64_t, int64_t, int64_t, int64_t, REAL *, REAL *) =
+        FN_FOR(any, multiply_relaid);
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        multiply = FN_FOR(avx512, multiply_relaid);
+    else if (isa == CUDA_OPS_CPU_AVX2)
+        multiply = FN_FOR(avx2, multiply_relaid);
+#endif
+    multiply(target, source, p, l, cut, channels_last, weight, pitch, bias, groups, images, u0, rows, staged, block);
+}
+
+static void FN(prepare_forward)(REAL *to, int64_t pitch, const REAL *weight, int64_t channels, int64_t depth,
+                                int64_t taps)
+{
+    void (*prepare)(REAL *, int64_t, const REAL *, int64_t, int64_t, int64_t) = FN_FOR(any, prepare_forward);
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        prepare = FN_FOR(avx512, prepare_forward);
+    else if (isa == CUDA_OPS_CPU_AVX2)
+        prepare = FN_FOR(avx2, prepare_forward);
+#endif
+    prepare(to, pitch, weight, channels, depth, taps);
+}
+
+static void FN(prepare_backward)(REAL *to, int64_t pitch, const REAL *weight, int64_t channels, int64_t taps,
+                                 const int64_t *rows)
+{
+    void (*prepare)(REAL *, int64_t, const REAL *, int64_t, int64_t, const int64_t *) = FN_FOR(any, prepare_backward);
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        prepare = FN_FOR(avx512, prepare_backward);
+    else if (isa == CUDA_OPS_CPU_AVX2)
+        prepare = FN_FOR(avx2, prepare_backward);
+#endif
+    prepare(to, pitch, weight, channels, taps, rows);
+}
+
+/* Forward: output channels [begin, end) are columns of prepared[group][tap][c][o].
  * Backward: output channels [begin, end) are rows of it: [phase][group][o][tap][c], or [phase][group][tap][o][c] if
- * channels_last. */
+ * channels_last or relaid. */
 static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product *p, cuda_ops_conv2d_pass pass,
                         bool channels_last, int64_t begin, int64_t end)
 {
-    const int64_t pitch = pitch_of(p);
+    const int64_t pitch = pitch_of(p), all_taps = p->kernel_height * p->kernel_width;
+    struct relaid cut;
+    const bool tap_first = channels_last || relaid_cut(&cut, p, channels_last, DTYPE);
     if (pass == CUDA_OPS_CONV2D_FORWARD) {
         enum { BLOCK = 16 };
+        const int64_t taps = channels_last ? 1 : all_taps; /* a contiguous weight has them side by side */
         for (int64_t first = begin; first < end;) {
             const int64_t group = first / p->target_channels, o = first % p->target_channels;
             const int64_t count = min_i64(min_i64(BLOCK - o % BLOCK, p->target_channels - o), end - first);
             const REAL *const from = weight + first * p->depth;
             REAL *const to = prepared + group * p->depth * pitch + o;
-            for (int64_t k = 0; k < p->depth; k++)
-                for (int64_t i = 0; i < count; i++)
-                    to[k * pitch + i] = from[i * p->depth + k];
-            for (int64_t k = 0; k < p->depth && o + count == p->target_channels; k++)
-                for (int64_t i = count; o + i < pitch; i++)
-                    to[k * pitch + i] = 0;
+            /* Whole vectors, of which nothing is another range's. */
+            if (o % BLOCK == 0 && (count == BLOCK || o + count == p->target_channels))
+                FN(prepare_forward)(to, pitch, from, count, p->depth, taps);
+            else
+                for (int64_t k = 0; k < p->depth; k++)
+                    for (int64_t i = 0; i < count; i++)
+                        to[(k % taps * (p->depth / taps) + k / taps) * pitch + i] = from[i * p->depth + k];
             first += count;
         }
         return;
     }
     const int64_t channels = p->target_channels;
+    const bool exchanges = !channels_last && all_taps <= MOST_INDIRECT_TAPS;
+    /* Of each tap: its phase's first tap, how many that has, and its place among them. */
+    int64_t first_of[MOST_INDIRECT_TAPS], taps_of[MOST_INDIRECT_TAPS], place_of[MOST_INDIRECT_TAPS];
+    for (int64_t tap = 0; tap < all_taps && exchanges; tap++)
+        taps_of[tap] = 0;
     int64_t first_tap = 0;
     for (int64_t y = 0; y < p->phases_y; y++)
         for (int64_t x = 0; x < p->phases_x; x++) {
             const struct axis rows = axis_of(p, true, y), columns = axis_of(p, false, x);
             const int64_t taps = rows.count * columns.count;
-            for (int64_t o = begin; o < end; o++) {
-                const int64_t group = o / p->source_channels, k = o % p->source_channels;
-                REAL *const phase = prepared + (first_tap * p->groups + group * taps) * p->source_channels * pitch;
-                for (int64_t tap = 0; tap < taps; tap++) {
-                    const int64_t r = rows.first + tap / columns.count * rows.step;
-                    const int64_t s = columns.first + tap % columns.count * columns.step;
+            for (int64_t tap = 0; tap < taps; tap++) {
+                const int64_t r = rows.first + tap / columns.count * rows.step;
+                const int64_t s = columns.first + tap % columns.count * columns.step;
+                if (exchanges) {
+                    first_of[r * p->kernel_width + s] = first_tap;
+                    taps_of[r * p->kernel_width + s] = taps;
+                    place_of[r * p->kernel_width + s] = tap;
+                    continue;
+                }
+                for (int64_t o = begin; o < end; o++) {
+                    const int64_t group = o / p->source_channels, k = o % p->source_channels;
                     const REAL *const from = weight + group * p->weight.group + k * p->weight.source_channel +
                                              r * p->weight.row + s * p->weight.column;
-                    REAL *const to = phase + (channels_last ? tap * p->source_channels + k : k * taps + tap) * pitch;
-                    for (int64_t c = 0; c < channels; c++)
-                        to[c] = from[c * p->weight.target_channel];
-                    for (int64_t c = channels; c < pitch; c++)
+                    REAL *const phase = prepared + (first_tap * p->groups + group * taps) * p->source_channels * pitch;
+                    REAL *const to = phase + (tap_first ? tap * p->source_channels + k : k * taps + tap) * pitch;
+                    if (p->weight.target_channel == 1)
+                        memcpy(to, from, (size_t)channels * sizeof(REAL));
+                    else
+                        for (int64_t c = 0; c < channels; c++)
+                            to[c] = from[c * p->weight.target_channel];
+                    for (int64_t c = channels; c < round_up_i64(channels, 16); c++)
                         to[c] = 0;
                 }
             }
             first_tap += taps;
         }
+    for (int64_t o = begin; o < end && exchanges; o++) {
+        const int64_t group = o / p->source_channels, k = o % p->source_channels;
+        int64_t rows[MOST_INDIRECT_TAPS];
+        for (int64_t tap = 0; tap < all_taps; tap++)
+            rows[tap] = taps_of[tap] == 0 ? -1
+                                          : (first_of[tap] * p->groups + group * taps_of[tap]) * p->source_channels +
+                                                (tap_first ? place_of[tap] * p->source_channels + k
+                                                           : k * taps_of[tap] + place_of[tap]);
+        FN(prepare_backward)(prepared, pitch, weight + group * p->weight.group + k * p->weight.source_channel, channels,
+                             all_taps, rows);
+    }
 }
 
 /* The block of the target that a unit computes: in the target itself, or in `to` and copied from there. */
@@ -509,21 +702,41 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
     REAL *const gathered = (REAL *)(workspace + GEMM_WORKSPACE_BYTES);
     REAL *const block_target =
         gathered + round_up_bytes(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * sizeof(REAL)) / sizeof(REAL);
-    const bool prepared_weight = prepares(p, pass, channels_last), forward = pass == CUDA_OPS_CONV2D_FORWARD;
+    struct relaid cut;
+    const bool relaid = relaid_cut(&cut, p, channels_last, DTYPE);
+    const bool prepared_weight = prepares(p, pass, channels_last, relaid), forward = pass == CUDA_OPS_CONV2D_FORWARD;
+    if (relaid) {
+        const struct phase phase = phase_of(p, 0, 0, 0);
+        const int64_t pieces = ceil_div_i64(phase.lattice.u_count, cut.rows);
+        const int64_t blocks = ceil_div_i64(p->groups, cut.groups);
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t group = unit % blocks * cut.groups, image = unit / blocks / pieces * cut.images;
+            const int64_t u0 = unit / blocks % pieces * cut.rows, channel = group * p->target_channels;
+            FN(multiply_relaid)(target + image * p->target.image + channel * p->target.channel + u0 * p->target.row,
+                                source + image * p->source.image + group * p->source_channels * p->source.channel, p,
+                                &phase.lattice, &cut, channels_last, prepared + group * p->depth * pitch_of(p),
+                                pitch_of(p), bias ? bias + channel : NULL, min_i64(cut.groups, p->groups - group),
+                                min_i64(cut.images, p->images - image), u0,
+                                min_i64(cut.rows, phase.lattice.u_count - u0), gathered, block_target);
+        }
+        return;
+    }
     const bool one_phase = p->target_step_y == 1 && p->target_step_x == 1;
     int64_t first_unit = 0, first_tap = 0;
     for (int64_t number = 0; number < p->phases_y * p->phases_x && first_unit < end; number++) {
         const struct phase phase = phase_of(p, number / p->phases_x, number % p->phases_x, first_tap);
         const struct lattice *const l = &phase.lattice;
         const struct blocks blocks = pixel_blocks(p, &phase, channels_last);
-        const int64_t most_channels = channel_block(p, &blocks);
+        const int64_t most_channels = channel_block(p, &blocks, channels_last);
         const int64_t pieces = ceil_div_i64(p->target_channels, most_channels);
-        const int64_t units = blocks.count * p->groups * pieces, image_pixels = l->u_count * l->v_count;
         const bool indirect = channels_last && prepared_weight && is_indirect(p, &phase, DTYPE);
+        const int64_t together = group_block(p, &phase, &blocks, indirect, DTYPE);
+        const int64_t group_blocks = ceil_div_i64(p->groups, together);
+        const int64_t units = blocks.count * group_blocks * pieces, image_pixels = l->u_count * l->v_count;
         REAL *const phase_target =
             target + number / p->phases_x * p->target.row + number % p->phases_x * p->target.column;
         for (int64_t unit = max_i64(begin, first_unit) - first_unit; unit < min_i64(units, end - first_unit); unit++) {
-            const int64_t block = unit / pieces / p->groups, group = unit / pieces % p->groups;
+            const int64_t block = unit / pieces / group_blocks, group = unit / pieces % group_blocks * together;
             const int64_t first = unit % pieces * most_channels;
             const int64_t channels = min_i64(most_channels, p->target_channels - first);
             const int64_t channel = group * p->target_channels + first;
@@ -538,7 +751,8 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
                                   prepared + first +
                                       (phase.first_tap * p->groups + group * phase.taps) * p->source_channels *
                                           pitch_of(p),
-                                  pitch_of(p), bias ? bias + channel : NULL, channels, from, to);
+                                  pitch_of(p), bias ? bias + channel : NULL, min_i64(together, p->groups - group),
+                                  channels, from, to);
                 continue;
             }
             const int64_t pixels = to - from, image = from / image_pixels;
@@ -619,6 +833,22 @@ static void FN(weight_of_rows)(REAL *to, int64_t to_row, const REAL *grad, const
 #endif
 }
 
+/* The same of contiguous tensors. */
+static void FN(weight_relaid)(REAL *to, const REAL *grad, const REAL *source, const struct product *p,
+                              const struct lattice *l, int64_t together, int64_t begin, int64_t end, REAL *staged,
+                              REAL *staged_grad, REAL *sums)
+{
+#if CUDA_OPS_WITH_TARGETS
+    if (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512)
+        FN_FOR(avx512, weight_relaid)(to, grad, source, p, l, together, begin, end, staged, staged_grad, sums);
+    else
+        FN_FOR(avx2, weight_relaid)(to, grad, source, p, l, together, begin, end, staged, staged_grad, sums);
+#else
+    (void)to, (void)grad, (void)source, (void)p, (void)l, (void)together, (void)begin, (void)end, (void)staged;
+    (void)staged_grad, (void)sums;
+#endif
+}
+
 /* A unit is a group, a split of the blocks of pixels, and a block of k. */
 static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_output, const REAL *input,
                            const struct product *p, bool channels_last, int64_t begin, int64_t end, char *workspace)
@@ -628,7 +858,6 @@ static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_o
         gathered + round_up_bytes(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * sizeof(REAL)) / sizeof(REAL);
     const struct phase phase = phase_of(p, 0, 0, 0);
     const struct weight_cut cut = weight_cut(p, &phase, channels_last, DTYPE);
-    const bool indirect = is_indirect_weight(p, &phase, channels_last, DTYPE);
     const int64_t image_pixels = phase.lattice.u_count * phase.lattice.v_count;
     const struct lattice grad_lattice = {.source = p->target,
                                          .height = p->target_height,
@@ -648,9 +877,14 @@ static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_o
                           group * p->target_channels * p->depth + k;
         const REAL *const x = input + group * p->source_channels * p->source.channel;
         const REAL *const g = grad_output + group * p->target_channels * p->target.channel;
-        if (indirect) {
+        if (cut.indirect) {
             const int64_t rows = p->images * phase.lattice.u_count, first_row = split * rows / cut.splits;
             const int64_t end_row = (split + 1) * rows / cut.splits;
+            if (!channels_last) {
+                FN(weight_relaid)(out, g, x, p, &phase.lattice, relaid_weight_rows(p, &phase.lattice, DTYPE), first_row,
+                                  end_row, gathered, gathered_grad, (REAL *)workspace);
+                continue;
+            }
             const int64_t together = max_i64(1, INDIRECT_PIXELS / phase.lattice.v_count);
             for (int64_t row = first_row; row < end_row; row += together)
                 FN(weight_of_rows)(out, p->depth, g, &p->target, p->target_channels, x, &phase.lattice, row,

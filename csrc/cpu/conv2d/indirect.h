@@ -5,15 +5,17 @@
 
 #define TILE_PIXELS (VECTOR_BYTES == 64 ? 12 : VECTOR_BYTES == 32 ? 6 : 4) /* as in gemm.c, and for its reasons */
 
+#define WEIGHT_ROWS (VECTOR_BYTES == 64 ? 16 : TILE_PIXELS)
+
 static const REAL FN(zeros)[INDIRECT_DEPTH];
 
-/* out[i][0 ... columns) = start + sum over taps and channels of from[tap][i][channel] * weight[tap][channel]. pixels
- * and vectors are constants wherever this is inlined, so that `sum` is in registers. */
+/* out[i][0 ... columns) = start + sum over taps and channels of from[tap][i][offset + channel] * weight[tap][channel].
+ * pixels and vectors are constants wherever this is inlined, so that `sum` is in registers. */
 CUDA_OPS_INLINE void FN(tap_tile)(const int pixels, const int vectors, REAL *const *out, const REAL *const *from,
-                                  int64_t taps, int64_t channels, const REAL *restrict weight, int64_t pitch,
-                                  const REAL *start, int64_t columns)
+                                  int64_t offset, int64_t taps, int64_t channels, const REAL *restrict weight,
+                                  int64_t pitch, const REAL *start, int64_t columns)
 {
-    FN(vector) sum[TILE_PIXELS][2];
+    FN(lane_vector) sum[TILE_PIXELS][2];
 #pragma GCC unroll 16
     for (int i = 0; i < pixels; i++)
 #pragma GCC unroll 2
@@ -23,17 +25,19 @@ CUDA_OPS_INLINE void FN(tap_tile)(const int pixels, const int vectors, REAL *con
         const REAL *left[TILE_PIXELS];
 #pragma GCC unroll 16
         for (int i = 0; i < pixels; i++)
-            left[i] = from[i];
+            left[i] = from[i] + offset;
+#pragma GCC unroll 4
         for (int64_t c = 0; c < channels; c++, weight += pitch) {
-            FN(vector) right[2];
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++)
-                right[v] = *(const FN(vector) *)(weight + v * LANES);
+            /* Two names, since GCC keeps an array of them in memory. */
+            const FN(lane_vector) right = (FN(lane_vector)) * (const FN(vector) *)weight;
+            const FN(lane_vector) next =
+                vectors == 2 ? (FN(lane_vector)) * (const FN(vector) *)(weight + LANES) : right;
 #pragma GCC unroll 16
-            for (int i = 0; i < pixels; i++)
-#pragma GCC unroll 2
-                for (int v = 0; v < vectors; v++)
-                    sum[i][v] = MULTIPLY_ADD(left[i][c], right[v], sum[i][v]);
+            for (int i = 0; i < pixels; i++) {
+                sum[i][0] = MULTIPLY_ADD(left[i][c], right, sum[i][0]);
+                if (vectors == 2)
+                    sum[i][1] = MULTIPLY_ADD(left[i][c], next, sum[i][1]);
+            }
         }
     }
     if (columns == vectors * LANES) {
@@ -54,6 +58,21 @@ CUDA_OPS_INLINE void FN(tap_tile)(const int pixels, const int vectors, REAL *con
         memcpy(out[i], edge[i], (size_t)columns * sizeof(REAL));
 }
 
+/* Whole tiles are functions of their own: beside others GCC keeps parts of them in memory. */
+NOINLINE static void FN(wide_tile)(REAL *const *out, const REAL *const *from, int64_t offset, int64_t taps,
+                                   int64_t channels, const REAL *weight, int64_t pitch, const REAL *start,
+                                   int64_t columns)
+{
+    FN(tap_tile)(TILE_PIXELS, 2, out, from, offset, taps, channels, weight, pitch, start, columns);
+}
+
+NOINLINE static void FN(narrow_tile)(REAL *const *out, const REAL *const *from, int64_t offset, int64_t taps,
+                                     int64_t channels, const REAL *weight, int64_t pitch, const REAL *start,
+                                     int64_t columns)
+{
+    FN(tap_tile)(TILE_PIXELS, 1, out, from, offset, taps, channels, weight, pitch, start, columns);
+}
+
 CUDA_OPS_INLINE int FN(tile_pixels)(int64_t remaining)
 {
     return remaining >= TILE_PIXELS            ? TILE_PIXELS
@@ -63,31 +82,35 @@ CUDA_OPS_INLINE int FN(tile_pixels)(int64_t remaining)
                                                : 1;
 }
 
-/* A tile in all output channels. */
-CUDA_OPS_INLINE void FN(tap_panels)(const int pixels, REAL **out, const REAL *const *from, int64_t taps,
+/* A tile in all output channels of some groups, which lie side by side; `columns` are one's. */
+CUDA_OPS_INLINE void FN(tap_panels)(const int pixels, REAL **out, const REAL *const *from, int64_t groups, int64_t taps,
                                     int64_t channels, const REAL *weight, int64_t pitch, const REAL *bias,
                                     int64_t columns)
 {
-    for (int64_t j = 0; j < columns;) {
-        const int64_t lanes = min_i64(2 * LANES, columns - j);
-        REAL start[2 * VECTOR_BYTES / sizeof(REAL)] = {0};
-        if (bias)
-            memcpy(start, bias + j, (size_t)lanes * sizeof(REAL));
-        if (lanes > LANES)
-            FN(tap_tile)(pixels, 2, out, from, taps, channels, weight + j, pitch, start, lanes);
-        else
-            FN(tap_tile)(pixels, 1, out, from, taps, channels, weight + j, pitch, start, lanes);
-        j += lanes;
-        for (int i = 0; i < pixels; i++)
-            out[i] += lanes;
-    }
+    for (int64_t g = 0; g < groups; g++, weight += taps * channels * pitch)
+        for (int64_t j = 0; j < columns;) {
+            const int64_t lanes = min_i64(2 * LANES, columns - j);
+            REAL start[2 * VECTOR_BYTES / sizeof(REAL)] = {0};
+            if (bias)
+                memcpy(start, bias + g * columns + j, (size_t)lanes * sizeof(REAL));
+            if (pixels == TILE_PIXELS)
+                (lanes > LANES ? FN(wide_tile) : FN(narrow_tile))(out, from, g * channels, taps, channels, weight + j,
+                                                                  pitch, start, lanes);
+            else if (lanes > LANES)
+                FN(tap_tile)(pixels, 2, out, from, g * channels, taps, channels, weight + j, pitch, start, lanes);
+            else
+                FN(tap_tile)(pixels, 1, out, from, g * channels, taps, channels, weight + j, pitch, start, lanes);
+            j += lanes;
+            for (int i = 0; i < pixels; i++)
+                out[i] += lanes;
+        }
 }
 
-/* Pixels [begin, end) of a phase. weight[tap][channel] are `pitch` apart, of which `columns` are wanted; pixels of the
+/* Pixels [begin, end) of a phase, in some groups. weight[group][tap][channel] are `pitch` apart, of which `columns` are wanted; pixels of the
  * target are where `target` says for images, rows and columns. */
 static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *source, const struct lattice *l,
-                              const REAL *weight, int64_t pitch, const REAL *bias, int64_t columns, int64_t begin,
-                              int64_t end)
+                              const REAL *weight, int64_t pitch, const REAL *bias, int64_t groups, int64_t columns,
+                              int64_t begin, int64_t end)
 {
     const REAL *from[MOST_INDIRECT_TAPS * TILE_PIXELS];
     REAL *out[TILE_PIXELS];
@@ -115,23 +138,23 @@ static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *
         }
         switch (pixels) {
         case TILE_PIXELS:
-            FN(tap_panels)(TILE_PIXELS, out, from, taps, l->channels, weight, pitch, bias, columns);
+            FN(tap_panels)(TILE_PIXELS, out, from, groups, taps, l->channels, weight, pitch, bias, columns);
             break;
 #if VECTOR_BYTES == 64
         case 8:
-            FN(tap_panels)(8, out, from, taps, l->channels, weight, pitch, bias, columns);
+            FN(tap_panels)(8, out, from, groups, taps, l->channels, weight, pitch, bias, columns);
             break;
 #endif
 #if VECTOR_BYTES > 16
         case 4:
-            FN(tap_panels)(4, out, from, taps, l->channels, weight, pitch, bias, columns);
+            FN(tap_panels)(4, out, from, groups, taps, l->channels, weight, pitch, bias, columns);
             break;
 #endif
         case 2:
-            FN(tap_panels)(2, out, from, taps, l->channels, weight, pitch, bias, columns);
+            FN(tap_panels)(2, out, from, groups, taps, l->channels, weight, pitch, bias, columns);
             break;
         default:
-            FN(tap_panels)(1, out, from, taps, l->channels, weight, pitch, bias, columns);
+            FN(tap_panels)(1, out, from, groups, taps, l->channels, weight, pitch, bias, columns);
         }
         pixel += pixels;
     }
@@ -147,14 +170,14 @@ CUDA_OPS_INLINE void FN(weight_tile)(const int rows, const int vectors, REAL *to
                                      int64_t begin, int64_t end, bool accumulate)
 {
     const uint32_t bits = (1u << (columns - (vectors - 1) * LANES)) - 1;
-    FN(vector) sum[TILE_PIXELS][2];
+    FN(lane_vector) sum[WEIGHT_ROWS][2];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
-            sum[i][v] = !accumulate       ? (FN(vector)){0}
-                        : v < vectors - 1 ? *(const FN(vector) *)(to + i * to_row)
-                                          : FN(load_bits)(to + i * to_row + v * LANES, bits);
+            sum[i][v] = !accumulate       ? (FN(lane_vector)){0}
+                        : v < vectors - 1 ? (FN(lane_vector)) * (const FN(vector) *)(to + i * to_row)
+                                          : (FN(lane_vector))FN(load_bits)(to + i * to_row + v * LANES, bits);
     const int64_t step = l->step_x * l->source.column;
     int64_t u = begin % l->u_count, image = begin / l->u_count;
     for (int64_t row = begin; row < end; row++) {
@@ -164,7 +187,7 @@ CUDA_OPS_INLINE void FN(weight_tile)(const int rows, const int vectors, REAL *to
                 source + image * l->source.image + y * l->source.row + v_begin * step + dx * l->source.column;
             const REAL *g = grad + image * target->image + u * target->row + v_begin * target->column;
             for (int64_t v = v_begin; v < v_end; v++, x += step, g += target->column) {
-                FN(vector) right[2];
+                FN(lane_vector) right[2];
                 right[0] = vectors == 1 ? FN(load_bits)(x, bits) : *(const FN(vector) *)x;
                 if (vectors == 2)
                     right[1] = FN(load_bits)(x + LANES, bits);
@@ -180,7 +203,7 @@ CUDA_OPS_INLINE void FN(weight_tile)(const int rows, const int vectors, REAL *to
             image++;
         }
     }
-    REAL edge[TILE_PIXELS][2 * VECTOR_BYTES / sizeof(REAL)];
+    REAL edge[WEIGHT_ROWS][2 * VECTOR_BYTES / sizeof(REAL)];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
@@ -219,9 +242,17 @@ static void FN(weight_of_rows)(REAL *to, int64_t to_row, const REAL *grad, const
         const int64_t v_end =
             dx >= l->width ? v_begin : max_i64(v_begin, min_i64(l->v_count, (l->width - 1 - dx) / l->step_x + 1));
         for (int64_t o = 0; o < channels;) {
-            const int rows = FN(tile_pixels)(channels - o);
+            /* With one vector of channels sixteen sums, so that none waits for another. */
+            const int rows =
+                l->channels <= LANES && channels - o >= WEIGHT_ROWS ? WEIGHT_ROWS : FN(tile_pixels)(channels - o);
             REAL *const at = to + o * to_row + tap * l->channels;
             switch (rows) {
+#if VECTOR_BYTES == 64
+            case WEIGHT_ROWS:
+                FN(weight_panels)(WEIGHT_ROWS, at, to_row, grad + o, target, source, l, dy, dx, v_begin, v_end, begin,
+                                  end, accumulate);
+                break;
+#endif
             case TILE_PIXELS:
                 FN(weight_panels)(TILE_PIXELS, at, to_row, grad + o, target, source, l, dy, dx, v_begin, v_end, begin,
                                   end, accumulate);
@@ -251,3 +282,4 @@ static void FN(weight_of_rows)(REAL *to, int64_t to_row, const REAL *grad, const
 #endif
 
 #undef TILE_PIXELS
+#undef WEIGHT_ROWS
