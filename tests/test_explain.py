@@ -148,6 +148,9 @@ def test_what_hopper_and_older_gpus_take():
     large = meta(1024, 3136, **half), meta(128, 3136)
     assert chosen(F.linear_relu, *large, capability="9.0") == {"forward": "sm90", "gradients": "sm90"}
     assert chosen(F.linear_relu, *large, capability="8.0") == {"forward": "skinny", "gradients": "skinny"}
+    for capability, name in (("9.0", "gemm"), ("8.0", "skinny")):  # float32 of many weights, few rows
+        paths = chosen(F.linear_relu, meta(64, 3136), meta(128, 3136), capability=capability)
+        assert paths == {"forward": name, "gradients": name}
     square = meta(16384, 1024, **half), meta(1024, 1024, **half)
     assert chosen(F.linear_relu, *square, capability="9.0") == {"forward": "gemm", "gradients": "gemm"}
     block = meta(64, 32, 14, 14, **half), meta(64, 32, 3, 3)
@@ -400,7 +403,7 @@ def test_files_and_kernels_are_those_of_the_sources():
 
 @needs_tables
 def test_a_path_can_be_forced(monkeypatch):
-    call = meta(64, 3136), meta(128, 3136)
+    call = meta(64, 64), meta(10, 64)
     monkeypatch.setenv("CUDA_OPS_LINEAR_RELU_PATH", "gemm")
     try:
         ops.reload_paths()

@@ -153,12 +153,13 @@ def test_float32_parameters_beside_halves(dtype, channels, training, channels_la
         assert_close(actual, statistic.double(), 1.6e-2, "running statistic")
 
 
-# Sizes of the tiled path: the MNIST CNN's second block, in fewer and in more images than multiprocessors; channels that
-# do not fill a block's 64, 32 or 8; several tiles across and down, the last of them a column or a row; odd sizes; more
-# channels than Winograd's kernels, and than wgmma's, keep in shared memory.
+# Sizes of the tiled path: the MNIST CNN's second block, in fewer and in more images than multiprocessors, and in more
+# than two each; channels that do not fill a block's 64, 32 or 8; several tiles across and down, the last of them a
+# column or a row; odd sizes; more channels than Winograd's kernels, and than wgmma's, keep in shared memory.
 TILED = [
     ((2, 32, 14, 14), 64),
     ((150, 32, 14, 14), 64),
+    ((300, 24, 13, 9), 40),
     ((3, 16, 29, 15), 24),
     ((2, 40, 9, 30), 72),
     ((5, 64, 7, 13), 64),
@@ -173,12 +174,16 @@ TILED = [
 @pytest.mark.parametrize(("size", "channels"), TILED, ids=str)
 def test_tiles_in_every_precision(size, channels, how, channels_last, monkeypatch):
     """float32 by Winograd's algorithm, as sums taken as they stand, and in TF32: values and all gradients. What is
-    convolved is whole numbers, so that no rounding takes a maximum from elsewhere."""
+    convolved is whole numbers, so that no rounding takes a maximum from elsewhere. Where batch norm's weight is
+    negative a window's least value is its maximum, and where it is 0 the first value is."""
     monkeypatch.setenv("CUDA_OPS_CONV2D_WINOGRAD", "0" if how == "exact" else "")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", how == "tf32")
     make = Make("cuda", torch.float32)
     input, weight = (make(*shape, low=-2.5, high=2.5).round() for shape in (size, (channels, size[1], 3, 3)))
-    tensors = [t.requires_grad_() for t in (input, weight, make(channels, low=0.5), make(channels))]
+    gamma = make(channels, low=0.5).detach()
+    gamma[1::3] *= -1
+    gamma[2] = 0
+    tensors = [t.detach().requires_grad_() for t in (input, weight, gamma, make(channels))]
     grad = make(size[0], channels, size[2] // 2, size[3] // 2)
 
     def run():
@@ -198,6 +203,43 @@ def test_tiles_in_every_precision(size, channels, how, channels_last, monkeypatc
     rounded = 2e-3 if how == "tf32" else 2e-5  # the gradient of the convolution's output is no whole number
     for one, right in zip(results[1:], torch.autograd.grad(expected, doubles, grad.double()), strict=True):
         assert_close(one, right, rounded, "gradient")
+
+
+# Several images a block, and fewer than multiprocessors; channels of two blocks, and no whole vector of argmax; several
+# bands of rows.
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("size", "channels"), [((5, 28, 28), 32), ((70, 9, 13), 40), ((700, 28, 28), 32), ((2, 66, 70), 8)], ids=str
+)
+def test_one_channel_in_tf32(size, channels, monkeypatch):
+    """Values and gradients on tensor cores, with scales of both signs and 0. Pixels and weights are whole numbers,
+    which TF32 has."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    make = Make("cuda", torch.float32)
+    batch, height, width = size
+    input = make(batch, 1, height, width, low=-2.5, high=2.5, requires_grad=False).round()
+    weight = make(channels, 1, 3, 3, low=-2.5, high=2.5).round()
+    gamma = make(channels, low=0.5).detach()
+    gamma[1::3] *= -1
+    gamma[2] = 0
+    tensors = [t.detach().requires_grad_() for t in (weight, gamma, make(channels))]
+    grad = make(batch, channels, height // 2, width // 2, requires_grad=False)
+
+    def run():
+        output = conv_bn_relu_pool(input, tensors[0], None, None, None, *tensors[1:], padding=1, channels_last=True)
+        return output, *torch.autograd.grad(output, tensors, grad)
+
+    results = run()
+    for one, other in zip(results, run(), strict=True):
+        assert torch.equal(one, other)
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    functional = torch.nn.functional
+    x = functional.conv2d(input.double(), doubles[0], padding=1)
+    x = functional.batch_norm(x, None, None, *doubles[1:], True)
+    expected = functional.max_pool2d(functional.relu(x), 2)
+    assert_close(results[0], expected, 1e-5)
+    for one, right in zip(results[1:], torch.autograd.grad(expected, doubles, grad.double()), strict=True):
+        assert_close(one, right, 2e-3, "gradient")
 
 
 @pytest.mark.cuda

@@ -137,13 +137,14 @@ static PathTable<ConvBlockCall, COUNT> table = {
     {"CUDA_OPS_CONV_BN_RELU_POOL_PATH"},
     {{"one_channel", "conv_bn_relu_pool/one_channel/",
       "one_moments_kernel one_forward_kernel one_forward_tensor_kernel one_forward_tf32_kernel one_sums_kernel "
-      "one_sums_tensor_kernel one_gradients_kernel",
+      "one_sums_tensor_kernel one_sums_tf32_kernel one_gradients_kernel",
       one_channel_supports, nullptr, one_channel_workspace, one_channel},
      {"sm90", "conv_bn_relu_pool/sm90/", "forward_kernel backward_kernel", sm90_supports, nullptr, sm90_workspace,
       sm90},
      {"tiled", "conv_bn_relu_pool/tiled_sm80/",
-      "convolve_kernel weight_kernel winograd_convolve_kernel winograd_weight_kernel", tiled_supports, nullptr,
-      tiled_workspace, tiled},
+      "convolve_kernel weight_kernel wgmma_convolve_kernel wgmma_backward_kernel winograd_convolve_kernel "
+      "winograd_weight_kernel",
+      tiled_supports, nullptr, tiled_workspace, tiled},
      {"general", "conv_bn_relu_pool/general.cu", "grad_conv_kernel", conv_bn_relu_pool_general_supports, nullptr,
       conv_bn_relu_pool_general_workspace, conv_bn_relu_pool_general}}};
 

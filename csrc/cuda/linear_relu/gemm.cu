@@ -15,6 +15,8 @@
 
 // From so many rows on, separate products are faster than the skinny path's single launch (benchmarks/notes/mnist.md).
 static constexpr int64_t LEAST_ROWS = 1024;
+// In float32 on Hopper: from so many weights on with any number of rows; in TF32 from so many.
+static constexpr int64_t MANY_WEIGHTS = 1 << 14, MANY_WEIGHTS_TF32 = 1 << 17;
 static constexpr int THREADS = 256;
 
 // For weights that are not aligned to 16 bytes; linear_relu/mask.cu rounds the others.
@@ -81,6 +83,9 @@ Answer linear_relu_gemm_supports(const LinearReluCall &call, const Device &)
 // Judges both passes together, so that forward and backward agree.
 Answer linear_relu_gemm_is_fast(const LinearReluCall &call, const Device &device)
 {
+    if (device.capability == 90 && call.dtype == CUDA_OPS_FLOAT32 &&
+        call.in_features * call.out_features >= (call.allow_tf32 ? MANY_WEIGHTS_TF32 : MANY_WEIGHTS))
+        return YES;
     if (call.rows < LEAST_ROWS)
         return no("fewer than 1024 rows: the skinny path's single launch is faster");
     if (call.dtype == CUDA_OPS_FLOAT64 || call.in_features == 0 || call.out_features == 0)

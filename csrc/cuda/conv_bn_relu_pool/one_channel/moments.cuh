@@ -54,13 +54,11 @@ static moment_grid moment_grid_of(const one_sizes &s)
 
 // This lane's column of a segment's rows and of the two rows below.
 template <typename T>
-__device__ __forceinline__ void load_segment(float (&pixels)[MOMENT_ROWS + 2], const T *input, int64_t task,
-                                             int64_t tasks, int x, const one_sizes &s, const moment_grid &m)
+__device__ __forceinline__ void load_segment(float (&pixels)[MOMENT_ROWS + 2], const T *input, int64_t image, int begin,
+                                             int x, const one_sizes &s)
 {
-    const int64_t image = task / m.segments;
-    const int begin = (int)(task - image * m.segments) * MOMENT_ROWS;
     const T *source = input + (image * s.height + begin) * s.width + x;
-    const bool inside = x >= 0 && x < s.width && task < tasks;
+    const bool inside = x >= 0 && x < s.width && image < s.batch;
 #pragma unroll
     for (int r = 0; r < MOMENT_ROWS + 2; r++)
         pixels[r] = inside && begin + r < s.height ? (float)load_as_accumulate(source[r * s.width]) : 0.0f;
@@ -102,17 +100,27 @@ __global__ void __launch_bounds__(MOMENT_THREADS)
 #pragma unroll
     for (int i = 0; i < THREAD_SUMS; i++)
         total[i] = 0.0;
-    const int64_t tasks = s.batch * m.segments, step = (int64_t)gridDim.y * MOMENT_WARPS;
-    int64_t task = (int64_t)warp * gridDim.y + blockIdx.y;
+    // Every step-th of all images' segments, without a division for each.
+    const int64_t step = (int64_t)gridDim.y * MOMENT_WARPS, task = (int64_t)warp * gridDim.y + blockIdx.y;
+    const int64_t images_on = step / m.segments;
+    const int segments_on = (int)(step - images_on * m.segments);
+    int64_t image = task / m.segments;
+    int segment = (int)(task - image * m.segments);
     float next[MOMENT_ROWS + 2];
-    load_segment(next, input, task, tasks, x, s, m);
-    for (; task < tasks; task += step) {
-        const int begin = (int)(task % m.segments) * MOMENT_ROWS;
+    load_segment(next, input, image, segment * MOMENT_ROWS, x, s);
+    while (image < s.batch) {
+        const int begin = segment * MOMENT_ROWS;
+        image += images_on;
+        segment += segments_on;
+        if (segment >= m.segments) {
+            segment -= m.segments;
+            image++;
+        }
         float pixels[MOMENT_ROWS + 2], lags[LAGS], sum = 0.0f, rows[3][5];
 #pragma unroll
         for (int r = 0; r < MOMENT_ROWS + 2; r++)
             pixels[r] = next[r];
-        load_segment(next, input, task + step, tasks, x, s, m);
+        load_segment(next, input, image, segment * MOMENT_ROWS, x, s);
 #pragma unroll
         for (int i = 0; i < LAGS; i++)
             lags[i] = 0.0f;

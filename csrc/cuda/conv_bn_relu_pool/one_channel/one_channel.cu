@@ -161,6 +161,18 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
                              partials, grad_output, argmax, input, s, b, (int)ring_offset);
             launched = true;
         }
+    if constexpr (sizeof(T) == 4)
+        if (s.allow_tf32 && uses_tensor_cores(s, grad_output, argmax)) {
+            b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
+            const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
+            const size_t ring_offset = (tensor_shared(b, sizeof(T)) + 15) / 16 * 16,
+                         for_reading = ring_offset + TF32_RING_BYTES;
+            const size_t bytes = for_products > for_reading ? for_products : for_reading;
+            allow_shared_memory(one_sums_tf32_kernel, bytes);
+            launch_dependent(one_sums_tf32_kernel, dim3(b.blocks, channel_blocks), dim3(THREADS), bytes, stream,
+                             partials, grad_output, argmax, input, s, b, (int)ring_offset);
+            launched = true;
+        }
     if (!launched)
         launch_dependent(one_sums_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
                          (size_t)b.units * b.tile * sizeof(float), stream, partials, grad_output, argmax, input, s, b,

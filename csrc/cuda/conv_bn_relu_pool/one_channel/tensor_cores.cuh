@@ -159,6 +159,75 @@ static constexpr int STEPS_AHEAD = 4, RING_BYTES = WARPS * STEPS_AHEAD * STEP_BY
 // A warp's sums of dz * pixel, [position][channel][pixel], in shared memory; rows of 18 against bank conflicts.
 static constexpr int PRODUCT_ROW = 18, PRODUCTS = 4 * CHANNELS * PRODUCT_ROW, WARPS_AT_ONCE = 4;
 
+// Copies the argmax of a warp's 16 windows from `begin` on to rows of shared memory: 16 bytes are 16 channels, of which
+// the tensor may have the first 8 only.
+__device__ __forceinline__ void start_argmax(unsigned char *to, int pitch, const uint8_t *argmax,
+                                             const window_range &windows, int begin, int first_channel,
+                                             bool whole_vectors, int lane, const one_sizes &s)
+{
+    const int row = lane / 2, window = begin + row, of = first_channel + lane % 2 * 16;
+    unsigned char *const target = to + row * pitch + lane % 2 * 16;
+    const bool valid = window < windows.count && of + 16 <= s.channels;
+    const int64_t at = (windows.before + (window < windows.count ? window : 0)) * s.channels;
+    if (whole_vectors) {
+        cp_async<16>(shared_address(target), argmax + at + (valid ? of : 0), valid ? 16 : 0);
+    } else {
+        const bool some = window < windows.count && of < s.channels;
+        const uint2 low = some ? *(const uint2 *)(argmax + at + of) : make_uint2(0, 0);
+        const uint2 high = valid ? *(const uint2 *)(argmax + at + of + 8) : make_uint2(0, 0);
+        *(uint4 *)target = make_uint4(low.x, low.y, high.x, high.y);
+    }
+}
+
+// Adds the products and sums(dz) of all warps into partials[channel][sum][block]; `shared` is where the images were.
+__device__ __forceinline__ void store_products(float *partials, float *shared, const float (&products)[4][2][2][4],
+                                               const float (&shared_sums)[WARPS][CHANNELS], int first_channel,
+                                               const one_sizes &s)
+{
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
+    // WARPS_AT_ONCE warps at a time.
+    float total[2] = {0.0f, 0.0f};
+    for (int round = 0; round < WARPS / WARPS_AT_ONCE; round++) {
+        __syncthreads();
+        if (warp / WARPS_AT_ONCE == round) {
+            float *mine = shared + warp % WARPS_AT_ONCE * PRODUCTS + 4 * g * PRODUCT_ROW + 2 * t;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int position = 0; position < 4; position++)
+#pragma unroll
+                    for (int tile = 0; tile < 2; tile++) {
+                        const float *from = &products[j][position / 2][tile][position % 2 * 2];
+                        *(float2 *)(mine + (position * CHANNELS + j) * PRODUCT_ROW + 8 * tile) =
+                            make_float2(from[0], from[1]);
+                    }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int pass = 0; pass < 2; pass++) {
+            const int i = threadIdx.x + pass * THREADS, tap = i / CHANNELS;
+            if (i < TAPS * CHANNELS)
+                for (int w = 0; w < WARPS_AT_ONCE; w++)
+#pragma unroll
+                    for (int position = 0; position < 4; position++) {
+                        const int pixel = (tap / 3 + position / 2) * 4 + tap % 3 + position % 2;
+                        total[pass] +=
+                            shared[w * PRODUCTS + (position * CHANNELS + i % CHANNELS) * PRODUCT_ROW + pixel];
+                    }
+        }
+    }
+#pragma unroll
+    for (int pass = 0; pass < 2; pass++) {
+        const int i = threadIdx.x + pass * THREADS, of_channel = first_channel + i % CHANNELS;
+        if (i >= GRADIENT_SUMS * CHANNELS || of_channel >= s.channels)
+            continue;
+        if (i >= TAPS * CHANNELS)
+            for (int w = 0; w < WARPS; w++)
+                total[pass] += shared_sums[w][i % CHANNELS];
+        partials[((int64_t)of_channel * GRADIENT_SUMS + i / CHANNELS) * gridDim.x + blockIdx.x] = total[pass];
+    }
+}
+
 // One long function: the ring's loads, the products and their sums over the warps share a warp's registers.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 2)
@@ -209,19 +278,8 @@ __global__ void __launch_bounds__(THREADS, 2)
                 const int64_t at = (windows.before + (valid ? window : 0)) * s.channels + (valid ? of : 0);
                 cp_async<16>(shared_address(to + row * GRAD_PITCH + lane % 4 * 16), grad_output + at, valid ? 16 : 0);
             }
-            // Argmax: 16 bytes are 16 channels, of which the tensor may have the first 8 only.
-            const int row = lane / 2, window = begin + row, of = first_channel + lane % 2 * 16;
-            unsigned char *const target = to + 16 * GRAD_PITCH + row * ARGMAX_PITCH + lane % 2 * 16;
-            const bool valid = window < windows.count && of + 16 <= s.channels;
-            const int64_t at = (windows.before + (window < windows.count ? window : 0)) * s.channels;
-            if (whole_vectors) {
-                cp_async<16>(shared_address(target), argmax + at + (valid ? of : 0), valid ? 16 : 0);
-            } else {
-                const bool some = window < windows.count && of < s.channels;
-                const uint2 low = some ? *(const uint2 *)(argmax + at + of) : make_uint2(0, 0);
-                const uint2 high = valid ? *(const uint2 *)(argmax + at + of + 8) : make_uint2(0, 0);
-                *(uint4 *)target = make_uint4(low.x, low.y, high.x, high.y);
-            }
+            start_argmax(to + 16 * GRAD_PITCH, ARGMAX_PITCH, argmax, windows, begin, first_channel, whole_vectors, lane,
+                         s);
             cp_async_commit_group();
         };
 #pragma unroll
@@ -284,48 +342,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             shared_sums[warp][4 * g + 2 * pair] = sums[pair][0];
             shared_sums[warp][4 * g + 2 * pair + 1] = sums[pair][2];
         }
-    // The products of WARPS_AT_ONCE warps at a time go where the images were.
-    float *const shared = (float *)dynamic_shared;
-    float total[2] = {0.0f, 0.0f};
-    for (int round = 0; round < WARPS / WARPS_AT_ONCE; round++) {
-        __syncthreads();
-        if (warp / WARPS_AT_ONCE == round) {
-            float *mine = shared + warp % WARPS_AT_ONCE * PRODUCTS + 4 * g * PRODUCT_ROW + 2 * t;
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int position = 0; position < 4; position++)
-#pragma unroll
-                    for (int tile = 0; tile < 2; tile++) {
-                        const float *from = &products[j][position / 2][tile][position % 2 * 2];
-                        *(float2 *)(mine + (position * CHANNELS + j) * PRODUCT_ROW + 8 * tile) =
-                            make_float2(from[0], from[1]);
-                    }
-        }
-        __syncthreads();
-#pragma unroll
-        for (int pass = 0; pass < 2; pass++) {
-            const int i = threadIdx.x + pass * THREADS, tap = i / CHANNELS;
-            if (i < TAPS * CHANNELS)
-                for (int w = 0; w < WARPS_AT_ONCE; w++)
-#pragma unroll
-                    for (int position = 0; position < 4; position++) {
-                        const int pixel = (tap / 3 + position / 2) * 4 + tap % 3 + position % 2;
-                        total[pass] +=
-                            shared[w * PRODUCTS + (position * CHANNELS + i % CHANNELS) * PRODUCT_ROW + pixel];
-                    }
-        }
-    }
-#pragma unroll
-    for (int pass = 0; pass < 2; pass++) {
-        const int i = threadIdx.x + pass * THREADS, of_channel = first_channel + i % CHANNELS;
-        if (i >= GRADIENT_SUMS * CHANNELS || of_channel >= s.channels)
-            continue;
-        if (i >= TAPS * CHANNELS)
-            for (int w = 0; w < WARPS; w++)
-                total[pass] += shared_sums[w][i % CHANNELS];
-        partials[((int64_t)of_channel * GRADIENT_SUMS + i / CHANNELS) * gridDim.x + blockIdx.x] = total[pass];
-    }
+    store_products(partials, (float *)dynamic_shared, products, shared_sums, first_channel, s);
 #endif
 }
 

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     __shared__ one_coefficients c;
     __shared__ one_scratch scratch;
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
-    const int first_channel = blockIdx.y * CHANNELS, channel = first_channel + 8 * t;
+    const int first_channel = blockIdx.y * CHANNELS, channel = first_channel + 4 * t;
     clear_border(tiles, s, b);
     fill_corners(corners, b);
     wait_for_predecessor();
@@ -38,8 +38,11 @@ __global__ void __launch_bounds__(THREADS, 2)
     load_tiles(tiles, input, first, s, b);
     make_coefficients<float>(c, scratch, statistics, running, partials, partial_count, p, s, first_channel,
                              blockIdx.x == 0);
-    // Column g of the fragment `block` is channel 8 * (g / 2) + 2 * block + g % 2; k is a pixel of rows 2 * pair and
-    // 2 * pair + 1, t and t + 4.
+    // Column g of the fragment `block` is channel channel_of(block, g), such that the four threads of a window store 64
+    // bytes in a row; k is a pixel of rows 2 * pair and 2 * pair + 1, t and t + 4.
+    const auto channel_of = [](int block, int column) {
+        return 16 * (block / 2) + 4 * (column / 2) + 2 * (block % 2) + column % 2;
+    };
     uint32_t weight[4][4][2][2]; // [block][position][pair]
 #pragma unroll
     for (int block = 0; block < 4; block++)
@@ -50,7 +53,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 const int row = pixel_row - position / 2, column = t - position % 2;
                 const bool inside = row >= 0 && row < 3 && column >= 0 && column < 3;
                 weight[block][position][pixel_row / 2][pixel_row % 2] =
-                    cvt_rna_tf32(inside ? c.weight[row * 3 + column][8 * (g / 2) + 2 * block + g % 2] : 0.0f);
+                    cvt_rna_tf32(inside ? c.weight[row * 3 + column][channel_of(block, g)] : 0.0f);
             }
 
     for (bool again = false; first < b.all_units; first += (int64_t)gridDim.x * b.units, again = true) {
@@ -68,7 +71,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                     pixels[row / 2][row % 2 * 2 + half] = corner[row * b.pitch].bits;
             }
             float result[2][4];
-            uint32_t where[2][2] = {{0, 0}, {0, 0}};
+            uint32_t where[2];
 #pragma unroll
             for (int block = 0; block < 4; block++) {
                 float y[4][4];
@@ -83,36 +86,148 @@ __global__ void __launch_bounds__(THREADS, 2)
                                         weight[block][position][pair][1]);
                 }
 #pragma unroll
-                for (int half = 0; half < 2; half++)
+                for (int half = 0; half < 2; half++) {
+                    where[half] = block % 2 ? where[half] : 0;
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const int i = 2 * half + e, of = 8 * t + 2 * block + e;
+                        const int i = 2 * half + e, of = channel_of(block, 2 * t + e);
                         unsigned int position;
                         const float z =
                             largest(y[0][i], y[1][i], y[2][i], y[3][i], position) * c.scale[of] + c.offset[of];
                         const bool inactive = z <= 0.0f;
-                        where[half][block / 2] |= (inactive ? 0u : position) << (block % 2 * 16 + e * 8);
+                        where[half] |= (inactive ? 0u : position) << (block % 2 * 16 + e * 8);
                         result[half][block % 2 * 2 + e] = inactive ? 0.0f : z;
                     }
+                }
                 if (block % 2 == 0)
                     continue;
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const int window = begin + g + 8 * half;
-                    if (window < windows.count && channel < s.channels)
-                        *(float4 *)(output + (windows.before + window) * s.channels + channel + block / 2 * 4) =
+                    const int window = begin + g + 8 * half, of = channel + block / 2 * 16;
+                    if (window < windows.count && of < s.channels) {
+                        const int64_t at = (windows.before + window) * s.channels + of;
+                        *(float4 *)(output + at) =
                             make_float4(result[half][0], result[half][1], result[half][2], result[half][3]);
+                        *(uint32_t *)(argmax + at) = where[half];
+                    }
                 }
-            }
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int window = begin + g + 8 * half;
-                if (window < windows.count && channel < s.channels)
-                    *(uint2 *)(argmax + (windows.before + window) * s.channels + channel) =
-                        make_uint2(where[half][0], where[half][1]);
             }
         }
     }
+#endif
+}
+
+// ---- C ----
+
+// As in tensor_cores.cuh, a step is 16 windows of 32 channels. The pitches keep windows t and t + 4 in different banks.
+static constexpr int TF32_GRAD_PITCH = 160, TF32_ARGMAX_PITCH = 32;
+static constexpr int TF32_STEP_BYTES = 16 * (TF32_GRAD_PITCH + TF32_ARGMAX_PITCH);
+static constexpr int TF32_STEPS_AHEAD = 3, TF32_RING_BYTES = WARPS * TF32_STEPS_AHEAD * TF32_STEP_BYTES;
+
+__global__ void __launch_bounds__(THREADS, 2)
+    one_sums_tf32_kernel(float *partials, const float *grad_output, const uint8_t *argmax, const float *input,
+                         one_sizes s, band_grid b, int ring_offset)
+{
+#ifdef CUDA_OPS_ONE_TENSOR_CORES
+    extern __shared__ __align__(16) unsigned char dynamic_shared[];
+    tf32_pixel *const tiles = (tf32_pixel *)dynamic_shared;
+    uint16_t *const corners = (uint16_t *)(tiles + b.units * b.tile);
+    __shared__ float shared_sums[WARPS][CHANNELS];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
+    const int first_channel = blockIdx.y * CHANNELS;
+    const bool whole_vectors = s.channels % 16 == 0;
+    unsigned char *const ring = dynamic_shared + ring_offset + warp * TF32_STEPS_AHEAD * TF32_STEP_BYTES;
+    clear_border(tiles, s, b);
+    fill_corners(corners, b);
+    wait_for_predecessor();
+    release_successor();
+    float products[4][2][2][4], sums[4]; // [channel][pair of positions][pixels]
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        sums[j] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            products[j][i / 8][i / 4 % 2][i % 4] = 0.0f;
+    }
+    for (int64_t first = (int64_t)blockIdx.x * b.units; first < b.all_units; first += (int64_t)gridDim.x * b.units) {
+        const window_range windows = windows_of(first, b);
+        const auto start_step = [&](int step) {
+            unsigned char *const to = ring + step % TF32_STEPS_AHEAD * TF32_STEP_BYTES;
+            const int begin = (step * WARPS + warp) * 16;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = lane / 8 + 4 * i, window = begin + row, of = first_channel + lane % 8 * 4;
+                const bool valid = window < windows.count && of < s.channels;
+                const int64_t at = (windows.before + (valid ? window : 0)) * s.channels + (valid ? of : 0);
+                cp_async<16>(shared_address(to + row * TF32_GRAD_PITCH + lane % 8 * 16), grad_output + at,
+                             valid ? 16 : 0);
+            }
+            start_argmax(to + 16 * TF32_GRAD_PITCH, TF32_ARGMAX_PITCH, argmax, windows, begin, first_channel,
+                         whole_vectors, lane, s);
+            cp_async_commit_group();
+        };
+#pragma unroll
+        for (int step = 0; step < TF32_STEPS_AHEAD - 1; step++)
+            start_step(step);
+        load_tiles(tiles, input, first, s, b);
+        int step = 0;
+        for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16, step++) {
+            cp_async_wait_group<TF32_STEPS_AHEAD - 2>();
+            __syncwarp(); // all lanes have read the step before, whose slot the next start_step overwrites
+            const unsigned char *const from = ring + step % TF32_STEPS_AHEAD * TF32_STEP_BYTES;
+            float4 grad[4];
+            uint32_t where[4], pixels[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = t + 4 * i, window = begin + row;
+                grad[i] = *(const float4 *)(from + row * TF32_GRAD_PITCH + 16 * g);
+                where[i] = *(const uint32_t *)(from + 16 * TF32_GRAD_PITCH + row * TF32_ARGMAX_PITCH + 4 * g);
+                const tf32_pixel *corner =
+                    tiles + corners[window < windows.count ? window : 0] + g / 4 * b.pitch + g % 4;
+                pixels[0][i] = corner[0].bits;
+                pixels[1][i] = corner[2 * b.pitch].bits;
+            }
+            start_step(step + TF32_STEPS_AHEAD - 1);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    uint32_t masked[2][4]; // [window][position]
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const float4 &v = grad[2 * half + i];
+                        const float dz = j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w;
+                        const uint32_t rounded = cvt_rna_tf32(dz);
+                        uint32_t any = 0;
+#pragma unroll
+                        for (int position = 0; position < 4; position++) {
+                            const uint32_t shifted = where[2 * half + i] << position;
+                            masked[i][position] = rounded & prmt(shifted, 0, 0x8888 + j * 0x1111);
+                            any |= shifted;
+                        }
+                        sums[j] += __uint_as_float(__float_as_uint(dz) & prmt(any, 0, 0x8888 + j * 0x1111));
+                    }
+#pragma unroll
+                    for (int pair = 0; pair < 2; pair++) {
+                        const uint32_t a[4] = {masked[0][2 * pair], masked[0][2 * pair + 1], masked[1][2 * pair],
+                                               masked[1][2 * pair + 1]};
+#pragma unroll
+                        for (int tile = 0; tile < 2; tile++)
+                            mma_sync<float>(products[j][pair][tile], a, pixels[tile][2 * half],
+                                            pixels[tile][2 * half + 1]);
+                    }
+                }
+        }
+        cp_async_wait_all(); // the steps beyond the last
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        sums[j] += __shfl_xor_sync(FULL_WARP, sums[j], 1);
+        sums[j] += __shfl_xor_sync(FULL_WARP, sums[j], 2);
+        if (t == 0)
+            shared_sums[warp][4 * g + j] = sums[j];
+    }
+    store_products(partials, (float *)dynamic_shared, products, shared_sums, first_channel, s);
 #endif
 }
 

@@ -278,11 +278,14 @@ static cuda_ops_status launch(const weight_arguments &a, cudaStream_t stream)
     return launch_status();
 }
 
-cuda_ops_status tiled_weight_gradient(float4 *partial, const gradient_source &source, const float *input,
-                                      const tiled_problem &p, cudaStream_t stream)
+cuda_ops_status tiled_weight_gradient(float4 *partial, float *grad_input, const gradient_source &source,
+                                      const float *input, const float *weight, const tiled_problem &p,
+                                      cudaStream_t stream)
 {
     if (p.winograd)
         return winograd_weight_gradient(partial, source, input, p, blocks_of(p) * kinds_of(p), stream);
+    if (p.wgmma_backward && grad_input)
+        return wgmma_backward(grad_input, partial, source, input, weight, p, blocks_of(p), stream);
     if (p.wgmma_weight)
         return wgmma_weight_gradient(partial, source, input, p, blocks_of(p) * kinds_of(p), stream);
     weight_arguments a = {};

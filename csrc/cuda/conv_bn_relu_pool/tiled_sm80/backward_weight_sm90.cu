@@ -7,21 +7,18 @@
 // taps. One warpgroup multiplies, and keeps all sums; two make dy of the convolution's output, which they also store
 // where the gradient of input wants it, and transpose the input, which TMA has padded and rounded.
 // Bound by memory: 1.4 times what forward stored, and dy (benchmarks/notes/mnist.md).
-#include "conv_bn_relu_pool/tiled_sm80/tile_sm90.cuh"
+#include "conv_bn_relu_pool/tiled_sm80/weight_sm90.cuh"
 
 #include "ptx/mbarrier.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/tma.cuh"
 
 static constexpr int PRODUCERS = 2 * WARPGROUP;
-static constexpr int INPUT_ROW = WEIGHT_IN * RASTER * 4, TRANSPOSED_BYTES = RASTER * INPUT_ROW;
 // dy: [32 channels of two][2 pixels of zeros, then 14 rows][channel], vectors xored with the pixel. The last two
 // columns of a row are zeros, and so what is left of the next row's first pixel.
 static constexpr int LEAD = 2, GRADIENT_HALF = (LEAD + SIDE * RASTER) * PIXEL_BYTES, GRADIENT_BYTES = 2 * GRADIENT_HALF;
 static constexpr int TRANSPOSED = BOX_BYTES, GRADIENTS = TRANSPOSED + 2 * TRANSPOSED_BYTES;
 static constexpr int BARRIERS = GRADIENTS + 2 * GRADIENT_BYTES, SHARED_BYTES = BARRIERS + 5 * 8;
-static constexpr int VECTORS = WEIGHT_OUT / 4, WINDOWS = SIDE / 2 * (SIDE / 2); // of a tile
-static constexpr int COLUMNS = 3 * WEIGHT_IN;                                   // wgmma's n
 static_assert(RASTER * 2 * (WEIGHT_IN / 4) == PRODUCERS, "a thread transposes eight pixels of four channels");
 
 struct wgmma_weight_arguments {
@@ -33,12 +30,6 @@ struct wgmma_weight_arguments {
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
-
-__device__ __forceinline__ uint32_t gradient_address(int pixel, int channel)
-{
-    return channel / 32 * GRADIENT_HALF + pixel * PIXEL_BYTES + ((channel % 32 / 4 ^ (pixel & 7)) << 4) +
-           channel % 4 * 4;
-}
 
 // A window of y in four channels, its pooled gradient and where that goes.
 struct gradient_window {
@@ -99,7 +90,7 @@ struct gradient_maker {
                             make(2, y.z, dz.z, slope.z, offset.z), make(3, y.w, dz.w, slope.w, offset.w)));
             const bool inside = exists && at.y + e / 2 < p.height && at.x + e % 2 < p.width;
             const int pixel = LEAD + (at.row + e / 2) * RASTER + at.column + e % 2;
-            st_shared_v4_f32(gradient + gradient_address(pixel, channel - first_channel),
+            st_shared_v4_f32(gradient + gradient_address<GRADIENT_HALF>(pixel, channel - first_channel),
                              inside ? dy : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
             if (made && inside)
                 *reinterpret_cast<float4 *>(to + (int64_t)(e / 2 * p.width + e % 2) * p.out_channels) = dy;
@@ -107,24 +98,15 @@ struct gradient_maker {
     }
 };
 
-// A thread's share: eight pixels of four channels. Even pixels lie before odd ones, as a fragment's k are t and t + 4.
 __device__ __forceinline__ void transpose(uint32_t transposed, uint32_t input, int thread)
 {
-    const int four = thread % 8, half = thread / 8 % 2, row = thread / 16;
+    const transposed_share share = share_of(thread);
     float4 v[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        v[i] = ld_shared_v4_f32(input + (row * RASTER + half * 8 + i) * PIXEL_BYTES + ((four ^ i) << 4));
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        const int in = four * 4 + e;
-        const auto of = [&](const float4 &x) { return e == 0 ? x.x : e == 1 ? x.y : e == 2 ? x.z : x.w; };
-        const uint32_t to = transposed + row * INPUT_ROW + in * (RASTER * 4);
-#pragma unroll
-        for (int odd = 0; odd < 2; odd++) // in the swizzle of 64 bytes
-            st_shared_v4_f32(to + (((half * 2 + odd) ^ (in >> 1 & 3)) << 4),
-                             make_float4(of(v[odd]), of(v[odd + 2]), of(v[odd + 4]), of(v[odd + 6])));
-    }
+        v[i] =
+            ld_shared_v4_f32(input + (share.row * RASTER + share.half * 8 + i) * PIXEL_BYTES + ((share.four ^ i) << 4));
+    store_transposed(transposed, v, share);
 }
 
 #endif
@@ -206,61 +188,21 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     setmaxnreg_inc<240>();
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
     const int row_channel = warp * 16 + g;
-    float sums[3][COLUMNS / 2];
-#pragma unroll
-    for (int column = 0; column < 3; column++)
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++)
-            sums[column][i] = 0.0f;
+    float sums[3][WEIGHT_COLUMNS / 2] = {};
     uint32_t at[4]; // dy of pixels 2 t - 2 to 2 t + 1 of a row's first eight; eight channels on: xored with 32
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        at[i] = gradient_address(2 * t + i, row_channel);
+        at[i] = gradient_address<GRADIENT_HALF>(2 * t + i, row_channel);
     int n = 0;
     for (int64_t tile = block; tile < a.tiles.count; tile += blocks, n++) {
         const int stage = n & 1;
         const uint32_t gradient = gradients + stage * GRADIENT_BYTES;
-        const uint64_t right =
-            wgmma_descriptor(transposed + stage * TRANSPOSED_BYTES, WGMMA_SWIZZLE_64, 8 * RASTER * 4);
         mbarrier_wait(full + stage * 8, n >> 1 & 1);
-#pragma unroll 1
-        for (int row = 0; row < SIDE; row++) {
-            const uint32_t from = gradient + row * RASTER * PIXEL_BYTES;
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32_t v[4][2], left[3][4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    ld_shared(v[i][0], from + half * 8 * PIXEL_BYTES + at[i]);
-                    ld_shared(v[i][1], from + half * 8 * PIXEL_BYTES + (at[i] ^ 32));
-                }
-#pragma unroll
-                for (int column = 0; column < 3; column++) {
-                    left[column][0] = v[2 - column][0], left[column][1] = v[2 - column][1];
-                    left[column][2] = v[3 - column][0], left[column][3] = v[3 - column][1];
-                }
-                wgmma_fence();
-#pragma unroll
-                for (int column = 0; column < 3; column++)
-                    wgmma<float, COLUMNS, 0>(sums[column], left[column],
-                                             wgmma_advance(right, row * INPUT_ROW + half * 32), 1);
-                wgmma_commit_group();
-                wgmma_wait_group<1>(); // the next fragments are loaded while these are multiplied
-            }
-        }
-        wgmma_wait_group<0>();
+        multiply_weight(sums, gradient, at, transposed + stage * TRANSPOSED_BYTES);
         if (lane == 0)
             mbarrier_arrive(empty + stage * 8);
     }
-    float *const to = a.partial + (block * kinds + kind) * (int64_t)(WEIGHT_VECTORS * 4);
-#pragma unroll
-    for (int column = 0; column < 3; column++)
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i += 2) {
-            const int number = i / 4 * 8 + 2 * t, in = number % WEIGHT_IN, out = row_channel + i / 2 % 2 * 8;
-            *reinterpret_cast<float2 *>(to + weight_vector(number / WEIGHT_IN * 3 + column, out, in) * 4 + in % 4) =
-                make_float2(sums[column][i], sums[column][i + 1]);
-        }
+    store_weight(a.partial + (block * kinds + kind) * (int64_t)(WEIGHT_VECTORS * 4), sums, row_channel, t);
 #endif
 }
 

@@ -425,13 +425,14 @@ static cuda_ops_status convolve(convolve_arguments &a, cudaStream_t stream)
     return p.tf32 ? launch<true, BACKWARD, 32>(a, stream) : launch<false, BACKWARD, 32>(a, stream);
 }
 
-cuda_ops_status tiled_convolve_forward(float *conv_output, batch_moments moments, const float *input,
-                                       const float *weight, const tiled_problem &p, cudaStream_t stream)
+cuda_ops_status tiled_convolve_forward(float *conv_output, batch_moments moments, const window_maxima &maxima,
+                                       const float *input, const float *weight, const tiled_problem &p,
+                                       cudaStream_t stream)
 {
     if (p.winograd)
         return winograd_convolve_forward(conv_output, moments, input, weight, p, stream);
     if (p.wgmma)
-        return wgmma_convolve_forward(conv_output, moments, input, weight, p, stream);
+        return wgmma_convolve_forward(conv_output, moments, maxima, input, weight, p, stream);
     convolve_arguments a = {};
     a.problem = p;
     a.source = input;
@@ -446,6 +447,8 @@ cuda_ops_status tiled_convolve_backward(float *grad_input, const gradient_source
 {
     if (p.winograd)
         return winograd_convolve_backward(grad_input, source.made, weight, p, stream);
+    if (p.wgmma_backward)
+        return CUDA_OPS_SUCCESS;
     if (p.wgmma_gradient)
         return wgmma_convolve_backward(grad_input, source.made, weight, p, stream);
     convolve_arguments a = {};

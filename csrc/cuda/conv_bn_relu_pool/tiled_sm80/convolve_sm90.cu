@@ -4,18 +4,19 @@
 //     dx[32 channels][pixels]    = sum over the nine taps of weight[32][64 of a tap] * dy shifted by the tap
 // TMA brings tiles of 14 x 14 pixels with their halo, a raster of 16 x 16 pixels of 32 channels: it pads with zeros,
 // rounds to TF32 and swizzles, so that eight neighbours are a core matrix and a tap is an offset in the descriptor's
-// address. Two of a row's 16 columns of results are masked. A warpgroup has a tile; the other one multiplies while it
-// stores.
-// Bound by the tensor cores (4032 cycles a tile forward, 5760 backward) and the stores (benchmarks/notes/mnist.md).
-#include "conv_bn_relu_pool/tiled_sm80/tile_sm90.cuh"
+// address. Two of a row's 16 columns of results are masked. Forward a warpgroup has a tile, and of three two store while one
+// multiplies; backward of two.
+// Bound by the tensor cores (4032 cycles a tile forward, 4800 backward) and the stores (benchmarks/notes/mnist.md).
+#include "conv_bn_relu_pool/tiled_sm80/gradient_sm90.cuh"
 
+#include "common/value.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 
-static constexpr int PIXELS = SIDE * RASTER; // wgmma's n
-static constexpr int TAPS = 9, COLUMNS = 64, TAP_BYTES = COLUMNS * PIXEL_BYTES;
+static constexpr int COLUMNS = 64, TAP_BYTES = COLUMNS * PIXEL_BYTES;
 static constexpr int STAGE_BYTES = BOX_BYTES + SWIZZLE_ATOM; // masked columns read two pixels more
-static constexpr int BARRIERS = TAPS * TAP_BYTES + 4 * STAGE_BYTES, SHARED_BYTES = BARRIERS + 4 * 8;
+static constexpr int GROUPS = 3;
+static constexpr int BARRIERS = TAPS * TAP_BYTES + GROUPS * STAGE_BYTES, SHARED_BYTES = BARRIERS + GROUPS * 8;
 
 struct wgmma_arguments {
     tiled_problem problem;
@@ -24,6 +25,7 @@ struct wgmma_arguments {
     const float *weight;
     float *result;
     batch_moments moments;
+    window_maxima maxima;
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -35,7 +37,7 @@ __device__ __forceinline__ void stage_weight(uint32_t staged, const wgmma_argume
     const float *const from = a.weight + (int64_t)first_column * length;
     const int columns = min(a.problem.out_channels - first_column, COLUMNS);
 #pragma unroll 9
-    for (int i = threadIdx.x; i < COLUMNS * DEPTH * TAPS / 4; i += 2 * WARPGROUP) {
+    for (int i = threadIdx.x; i < COLUMNS * DEPTH * TAPS / 4; i += GROUPS * WARPGROUP) {
         const int column = i / (DEPTH * TAPS / 4), at = i % (DEPTH * TAPS / 4) * 4;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (column < columns && at < length)
@@ -77,6 +79,41 @@ __device__ __forceinline__ void store(float *to, const float (&d)[PIXELS / 2], i
     }
 }
 
+// Stores the maxima of a thread's windows in two channels, each times its sign, and their positions. `first`: the offset
+// of the tile's first window in the first channel. WHOLE: all rows of windows and both channels exist.
+template <bool WHOLE>
+__device__ __forceinline__ void store_maxima(const window_maxima &to, int64_t first, const float (&d)[PIXELS / 2],
+                                             const float (&sign)[2], int q, int rows, int columns,
+                                             const bool (&exists)[2], const tiled_problem &p)
+{
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const int x = c * 4 + q;
+        int64_t at = first + x * p.out_channels;
+        if (x < columns)
+#pragma unroll
+            for (int row = 0; row < SIDE / 2; row++, at += (int64_t)p.pooled_width * p.out_channels)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    if (WHOLE || (row < rows && exists[half])) {
+                        const float *const y = d + row * 16 + c * 4 + half * 2; // and 1, 8 and 9 on
+                        float raw = y[0], best = raw * sign[half];
+                        int position = 0;
+#pragma unroll
+                        for (int e = 1; e < 4; e++) {
+                            const float value = y[e / 2 * 8 + e % 2], z = value * sign[half];
+                            if (z > best || z != z) { // NaN propagates, as in PyTorch
+                                best = z;
+                                raw = value;
+                                position = e;
+                            }
+                        }
+                        to.maximum[at + half * 8] = raw;
+                        to.argmax[at + half * 8] = (uint8_t)position;
+                    }
+    }
+}
+
 // Merges a tile's sums d, of channel r + 8 * half, into the thread's moments: `more` values, a `share` of the new
 // count.
 template <bool ALL_ROWS>
@@ -112,7 +149,7 @@ __device__ __forceinline__ void add_moments(float &mean, float &square, const fl
 
 #endif
 
-__global__ void __launch_bounds__(2 * WARPGROUP, 1)
+__global__ void __launch_bounds__(GROUPS *WARPGROUP, 1)
     wgmma_convolve_kernel(const __grid_constant__ CUtensorMap images, const __grid_constant__ wgmma_arguments a)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -122,35 +159,28 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     const int lane = thread % 32, r = thread / 32 * 16 + lane / 4, q = lane % 4;
     const tiled_problem &p = a.problem;
     const uint32_t weights = shared_address(shared);
-    const uint32_t stages = weights + TAPS * TAP_BYTES + group * 2 * STAGE_BYTES;
-    const uint32_t full = weights + BARRIERS + group * 16;
+    const uint32_t stage = weights + TAPS * TAP_BYTES + group * STAGE_BYTES, full = weights + BARRIERS + group * 8;
     const int kind = blockIdx.x % a.kinds;
     const int64_t block = blockIdx.x / a.kinds, blocks = gridDim.x / a.kinds;
     if (thread == 0) {
         prefetch_tensormap(&images);
         mbarrier_init(full, 1);
-        mbarrier_init(full + 8, 1);
         fence_mbarrier_init();
     }
-    st_shared(stages + BOX_BYTES + thread * 8, 0);
-    st_shared(stages + BOX_BYTES + thread * 8 + 4, 0);
-    st_shared(stages + STAGE_BYTES + BOX_BYTES + thread * 8, 0);
-    st_shared(stages + STAGE_BYTES + BOX_BYTES + thread * 8 + 4, 0);
+    st_shared(stage + BOX_BYTES + thread * 8, 0);
+    st_shared(stage + BOX_BYTES + thread * 8 + 4, 0);
     wait_for_predecessor();
     release_successor();
-    const auto tile_of = [&](int n) { return block + ((int64_t)n * 2 + group) * blocks; };
+    const auto tile_of = [&](int n) { return block + ((int64_t)n * GROUPS + group) * blocks; };
     const auto start = [&](int n) {
         const int64_t tile = tile_of(n);
         if (thread == 0 && tile < a.tiles.count) {
             const tile_coordinate origin = origin_of(a.tiles, tile);
-            const uint32_t barrier = full + (n & 1) * 8;
-            mbarrier_arrive_expect_tx(barrier, BOX_BYTES);
-            tma_load_4d(stages + (n & 1) * STAGE_BYTES, &images, barrier, 0, origin.x - 1, origin.y - 1,
-                        (int)origin.image);
+            mbarrier_arrive_expect_tx(full, BOX_BYTES);
+            tma_load_4d(stage, &images, full, 0, origin.x - 1, origin.y - 1, (int)origin.image);
         }
     };
     start(0);
-    start(1);
     stage_weight(weights, a, kind * COLUMNS);
     fence_proxy_async();
     __syncthreads();
@@ -158,12 +188,19 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     const int channel = kind * COLUMNS + r;
     const bool exists[2] = {channel < p.out_channels, channel + 8 < p.out_channels};
     const uint64_t left = wgmma_descriptor(weights, WGMMA_SWIZZLE_128, 8 * PIXEL_BYTES);
-    const uint64_t rasters = wgmma_descriptor(stages, WGMMA_SWIZZLE_128, 8 * PIXEL_BYTES);
+    const uint64_t raster = wgmma_descriptor(stage, WGMMA_SWIZZLE_128, 8 * PIXEL_BYTES);
+    float sign[2]; // of scale
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const cuda_ops_norm_parameters &norm = a.maxima.norm;
+        const double gamma =
+            norm.weight && exists[half] ? load_value(norm.weight, norm.dtype, channel + half * 8) : 1.0;
+        sign[half] = gamma < 0.0 ? -1.0f : gamma == 0.0 ? 0.0f : 1.0f;
+    }
     float count = 0.0f, mean[2] = {0.0f, 0.0f}, square[2] = {0.0f, 0.0f};
     int64_t pixels = 0;
     for (int n = 0; tile_of(n) < a.tiles.count; n++) {
-        const uint64_t right = wgmma_advance(rasters, (n & 1) * STAGE_BYTES);
-        mbarrier_wait(full + (n & 1) * 8, n >> 1 & 1);
+        mbarrier_wait(full, n & 1);
         float d[PIXELS / 2];
         wgmma_fence();
 #pragma unroll
@@ -171,12 +208,12 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
 #pragma unroll
             for (int k = 0; k < DEPTH / 8; k++)
                 wgmma<float, PIXELS, 0, 0>(d, wgmma_advance(left, tap * TAP_BYTES + k * 32),
-                                           wgmma_advance(right, (tap / 3 * RASTER + tap % 3) * PIXEL_BYTES + k * 32),
+                                           wgmma_advance(raster, (tap / 3 * RASTER + tap % 3) * PIXEL_BYTES + k * 32),
                                            tap + k > 0);
         wgmma_commit_group();
         wgmma_wait_group<0>();
         bar_sync(1 + group, WARPGROUP); // all four warps' products have read the tile
-        start(n + 2);
+        start(n + 1);
 
         const tile_coordinate origin = origin_of(a.tiles, tile_of(n));
         const int columns = p.width - origin.x;
@@ -193,10 +230,19 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
             a.result + ((origin.image * p.height + origin.y) * p.width + origin.x) * (int64_t)p.out_channels + channel;
         // Most tiles have all their rows, and need no comparisons.
         const bool whole = in.rows == SIDE && exists[1];
-        if (whole)
+        const int pooled_y = origin.y / 2, pooled_x = origin.x / 2;
+        const int64_t first =
+            ((origin.image * p.pooled_height + pooled_y) * p.pooled_width + pooled_x) * (int64_t)p.out_channels +
+            channel;
+        const int window_rows = p.pooled_height - pooled_y;
+        const int window_columns = min(p.pooled_width - pooled_x, SIDE / 2);
+        if (whole) {
             store<true>(to, d, q, in, exists, p);
-        else
+            store_maxima<true>(a.maxima, first, d, sign, q, window_rows, window_columns, exists, p);
+        } else {
             store<false>(to, d, q, in, exists, p);
+            store_maxima<false>(a.maxima, first, d, sign, q, window_rows, window_columns, exists, p);
+        }
         const float more = (float)(in.rows * wide), share = more > 0.0f ? more / (count + more) : 0.0f;
 #pragma unroll
         for (int half = 0; half < 2; half++)
@@ -208,8 +254,8 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         pixels += in.rows * min(columns, SIDE);
     }
     // Merges the lanes of a channel, then the warpgroups, in a fixed order.
-    __shared__ moments of_groups[2][COLUMNS];
-    __shared__ int64_t pixels_of[2];
+    __shared__ moments of_groups[GROUPS][COLUMNS];
+    __shared__ int64_t pixels_of[GROUPS];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         moments m = {count, mean[half], square[half]};
@@ -228,59 +274,24 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     __syncthreads();
     const int own = kind * COLUMNS + threadIdx.x;
     if (threadIdx.x < COLUMNS && own < p.out_channels) {
-        const moments m = merge(of_groups[0][threadIdx.x], of_groups[1][threadIdx.x]);
+        moments m = of_groups[0][threadIdx.x];
+        int64_t all = pixels_of[0];
+#pragma unroll
+        for (int i = 1; i < GROUPS; i++) {
+            m = merge(m, of_groups[i][threadIdx.x]);
+            all += pixels_of[i];
+        }
         a.moments.partial[block * p.out_channels + own] = make_float2(m.mean, m.square);
         if (own == 0)
-            a.moments.pixels[block] = (double)(pixels_of[0] + pixels_of[1]);
+            a.moments.pixels[block] = (double)all;
     }
 #endif
 }
 
 // ---- the gradient of input ----
 
-// dy: two rasters of 32 channels, of which products of 240 pixels read 18 more.
-static constexpr int GRADIENT_PIXELS = PIXELS + RASTER, GRADIENT_COLUMNS = 32, GRADIENT_CHUNKS = 2;
-static constexpr int GRADIENT_RASTER =
-    (2 * RASTER + 2 + GRADIENT_PIXELS) * PIXEL_BYTES / SWIZZLE_ATOM * SWIZZLE_ATOM + SWIZZLE_ATOM;
-static constexpr int GRADIENT_STAGE = GRADIENT_CHUNKS * GRADIENT_RASTER;
-// Of wgmma's 64 rows 32 channels need half. The others make another tap: of each warp's 16 rows, the first eight have
-// tap row 2 (dy's row above) of eight channels and the next tap row 1, one image row apart, so that both end up in one
-// thread's registers. Tap row 0 (dy's row below) goes first and alone, and what it adds to the other rows is dropped:
-// its descriptor's groups of eight rows are half as far apart as they lie, so that every second one is something else.
-static constexpr int PAIRED_BYTES = 64 * PIXEL_BYTES, ALONE_BYTES = GRADIENT_COLUMNS * PIXEL_BYTES;
-static constexpr int ALONE = 3 * GRADIENT_CHUNKS * PAIRED_BYTES; // where these begin
-static constexpr int GRADIENT_WEIGHT_BYTES = ALONE + 3 * GRADIENT_CHUNKS * ALONE_BYTES;
 static constexpr int GRADIENT_BARRIERS = GRADIENT_WEIGHT_BYTES + 2 * GRADIENT_STAGE;
 static constexpr int GRADIENT_SHARED_BYTES = GRADIENT_BARRIERS + 2 * 8;
-
-#if defined(CUDA_OPS_HOPPER_CODE)
-
-// Column f of dy's raster is multiplied with tap column 2 - f: [f][chunk of 32 out channels][row][channel].
-__device__ __forceinline__ void stage_gradient_weight(uint32_t staged, const wgmma_arguments &a, int first_column)
-{
-    constexpr int LENGTH = GRADIENT_COLUMNS * TAPS;
-    const int line_step = a.problem.in_channels * TAPS;
-    const int length = min(a.problem.in_channels - first_column, GRADIENT_COLUMNS) * TAPS;
-    const float *const from = a.weight + (int64_t)first_column * TAPS;
-#pragma unroll 9
-    for (int i = threadIdx.x; i < GRADIENT_CHUNKS * DEPTH * LENGTH / 4; i += 2 * WARPGROUP) {
-        const int out = i / (LENGTH / 4), at = i % (LENGTH / 4) * 4, k = out % DEPTH;
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (out < a.problem.out_channels && at < length)
-            v = *reinterpret_cast<const float4 *>(from + (int64_t)out * line_step + at);
-        const float values[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int in = (at + e) / TAPS, tap = (at + e) % TAPS, tap_row = tap / 3;
-            const int number = (2 - tap % 3) * GRADIENT_CHUNKS + out / DEPTH;
-            const int row = tap_row == 0 ? in : in / 8 * 16 + (tap_row == 1 ? 8 : 0) + in % 8;
-            const uint32_t to = staged + (tap_row == 0 ? ALONE + number * ALONE_BYTES : number * PAIRED_BYTES);
-            st_shared(to + row * PIXEL_BYTES + (((k >> 2) ^ (row & 7)) << 4) + (k & 3) * 4, cvt_rna_tf32(values[e]));
-        }
-    }
-}
-
-#endif
 
 __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     wgmma_gradient_kernel(const __grid_constant__ CUtensorMap gradients, const __grid_constant__ wgmma_arguments a)
@@ -318,68 +329,19 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         }
     };
     start(0);
-    stage_gradient_weight(weights, a, kind * GRADIENT_COLUMNS);
+    stage_gradient_weight(weights, a.weight, p, kind * GRADIENT_COLUMNS);
     fence_proxy_async();
     __syncthreads();
 
     const int channel = kind * GRADIENT_COLUMNS + thread / 32 * 8 + lane / 4;
     for (int n = 0; tile_of(n) < a.tiles.count; n++) {
-        // Uniform anew for each tile: as constants of the loop the descriptors would lie in ordinary registers.
-        const uint32_t left = warp_uniform(weights), raster = warp_uniform(stage);
-        const uint64_t paired = wgmma_descriptor(left, WGMMA_SWIZZLE_128, 8 * PIXEL_BYTES);
-        const uint64_t alone = wgmma_descriptor(left + ALONE, WGMMA_SWIZZLE_128, 4 * PIXEL_BYTES);
-        const uint64_t right = wgmma_descriptor(raster, WGMMA_SWIZZLE_128, 8 * PIXEL_BYTES);
         mbarrier_wait(full, n & 1);
         float d[GRADIENT_PIXELS / 2];
-        wgmma_fence();
-#pragma unroll
-        for (int number = 0; number < 3 * GRADIENT_CHUNKS; number++)
-#pragma unroll
-            for (int k = 0; k < DEPTH / 8; k++)
-                wgmma<float, GRADIENT_PIXELS, 0, 0>(
-                    d, wgmma_advance(alone, number * ALONE_BYTES + k * 32),
-                    wgmma_advance(right, number % GRADIENT_CHUNKS * GRADIENT_RASTER +
-                                             (2 * RASTER + number / GRADIENT_CHUNKS) * PIXEL_BYTES + k * 32),
-                    number + k > 0);
-        wgmma_commit_group();
-        wgmma_wait_group<0>();
-#pragma unroll
-        for (int i = 0; i < GRADIENT_PIXELS / 2; i += 4)
-            d[i + 2] = d[i + 3] = 0.0f;
-        wgmma_pin(d);
-        wgmma_fence();
-#pragma unroll
-        for (int number = 0; number < 3 * GRADIENT_CHUNKS; number++)
-#pragma unroll
-            for (int k = 0; k < DEPTH / 8; k++)
-                wgmma<float, GRADIENT_PIXELS, 0, 0>(d, wgmma_advance(paired, number * PAIRED_BYTES + k * 32),
-                                                    wgmma_advance(right, number % GRADIENT_CHUNKS * GRADIENT_RASTER +
-                                                                             number / GRADIENT_CHUNKS * PIXEL_BYTES +
-                                                                             k * 32),
-                                                    1);
-        wgmma_commit_group();
-        wgmma_wait_group<0>();
+        multiply_gradient(d, weights, stage, lane);
         bar_sync(1 + group, WARPGROUP); // all four warps' products have read the tile
         start(n + 1);
 
-        const tile_coordinate origin = origin_of(a.tiles, tile_of(n));
-        const int rows = min(p.height - origin.y, SIDE), columns = min(p.width - origin.x, SIDE);
-        const int64_t row_step = (int64_t)p.width * p.in_channels;
-        float *const to =
-            a.result + ((origin.image * p.height + origin.y) * p.width + origin.x) * (int64_t)p.in_channels + channel;
-        if (channel < p.in_channels)
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const int x = c / 2 * 8 + 2 * q + c % 2;
-                float *at = to + x * p.in_channels;
-                if (x < columns)
-#pragma unroll
-                    for (int row = 0; row < SIDE; row++, at += row_step) {
-                        const int i = row * 8 + c / 2 * 4 + c % 2;
-                        if (row < rows)
-                            *at = d[i] + d[i + 8 + 2];
-                    }
-            }
+        store_gradient(a.result, d, p, origin_of(a.tiles, tile_of(n)), channel, q);
     }
 #endif
 }
@@ -413,28 +375,31 @@ static wgmma_arguments arguments_of(const tiled_problem &p, const float *weight,
 }
 
 static cuda_ops_status launch(void (*kernel)(CUtensorMap, wgmma_arguments), int shared_bytes, const float *source,
-                              bool rounds, int channels, const wgmma_arguments &a, cudaStream_t stream)
+                              bool rounds, int channels, int threads, const wgmma_arguments &a, cudaStream_t stream)
 {
     const int64_t blocks = tiled_blocks(a.tiles.count, a.kinds) * a.kinds;
     CUtensorMap map;
     if (blocks > INT32_MAX || !make_raster_map(&map, source, rounds, a.problem, channels))
         return CUDA_OPS_INVALID_ARGUMENT;
     allow_shared_memory(kernel, shared_bytes);
-    launch_dependent(kernel, (unsigned int)blocks, 2 * WARPGROUP, shared_bytes, stream, map, a);
+    launch_dependent(kernel, (unsigned int)blocks, threads, shared_bytes, stream, map, a);
     return launch_status();
 }
 
-cuda_ops_status wgmma_convolve_forward(float *conv_output, batch_moments moments, const float *input,
-                                       const float *weight, const tiled_problem &p, cudaStream_t stream)
+cuda_ops_status wgmma_convolve_forward(float *conv_output, batch_moments moments, const window_maxima &maxima,
+                                       const float *input, const float *weight, const tiled_problem &p,
+                                       cudaStream_t stream)
 {
     wgmma_arguments a = arguments_of(p, weight, conv_output, ceil_div(p.out_channels, COLUMNS));
     a.moments = moments;
-    return launch(wgmma_convolve_kernel, SHARED_BYTES, input, true, p.in_channels, a, stream);
+    a.maxima = maxima;
+    return launch(wgmma_convolve_kernel, SHARED_BYTES, input, true, p.in_channels, GROUPS * WARPGROUP, a, stream);
 }
 
 cuda_ops_status wgmma_convolve_backward(float *grad_input, const float *gradient, const float *weight,
                                         const tiled_problem &p, cudaStream_t stream)
 {
     const wgmma_arguments a = arguments_of(p, weight, grad_input, ceil_div(p.in_channels, GRADIENT_COLUMNS));
-    return launch(wgmma_gradient_kernel, GRADIENT_SHARED_BYTES, gradient, false, p.out_channels, a, stream);
+    return launch(wgmma_gradient_kernel, GRADIENT_SHARED_BYTES, gradient, false, p.out_channels, 2 * WARPGROUP, a,
+                  stream);
 }

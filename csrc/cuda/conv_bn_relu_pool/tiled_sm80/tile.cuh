@@ -24,6 +24,7 @@ struct tiled_problem {
     int in_channels, out_channels, height, width, pooled_height, pooled_width;
     bool tf32;                                // operands may be rounded to TF32
     bool wgmma, wgmma_gradient, wgmma_weight; // then by wgmma: forward; the gradients of input and of weight
+    bool wgmma_backward;                      // both gradients in one kernel, where both are wanted
     bool winograd; // else float32 products may be made by Winograd's F(2x2, 3x3), and winograd_fits
 };
 
@@ -87,20 +88,32 @@ struct batch_moments { // of each block: mean and sum of squared differences by 
     double *pixels;    // [blocks]
 };
 
+// Where wgmma_convolve_forward stores the windows' maxima, least values where `norm`'s weight is negative, and their
+// positions: what is largest when normalised is known before the statistics are.
+struct window_maxima {
+    float *maximum;  // channels_last, both
+    uint8_t *argmax; // before relu
+    cuda_ops_norm_parameters norm;
+};
+
 static constexpr int CONVOLVE_ROWS = 14, WEIGHT_ROWS = 7;
 
 int64_t tiled_convolve_blocks(const tiled_problem &p, bool backward);
 int tiled_convolve_shared_bytes(int slots);
-cuda_ops_status tiled_convolve_forward(float *conv_output, batch_moments moments, const float *input,
-                                       const float *weight, const tiled_problem &p, cudaStream_t stream);
-// Launched right behind tiled_weight_gradient, with which it may overlap.
+// `maxima` are stored where p.wgmma is set.
+cuda_ops_status tiled_convolve_forward(float *conv_output, batch_moments moments, const window_maxima &maxima,
+                                       const float *input, const float *weight, const tiled_problem &p,
+                                       cudaStream_t stream);
+// Launched right behind tiled_weight_gradient, with which it may overlap; nothing is left to do where that has made both.
 cuda_ops_status tiled_convolve_backward(float *grad_input, const gradient_source &source, const float *weight,
                                         const tiled_problem &p, cudaStream_t stream);
 // A block of the gradient of weight makes WEIGHT_OUT x WEIGHT_IN channels of all nine taps, WEIGHT_VECTORS of four.
 static constexpr int WEIGHT_OUT = 64, WEIGHT_IN = 32, WEIGHT_VECTORS = 9 * WEIGHT_OUT * WEIGHT_IN / 4;
 int64_t tiled_weight_workspace(const tiled_problem &p); // bytes of partial
-cuda_ops_status tiled_weight_gradient(float4 *partial, const gradient_source &source, const float *input,
-                                      const tiled_problem &p, cudaStream_t stream);
+// Where p.wgmma_backward is set, and grad_input not NULL, this makes both.
+cuda_ops_status tiled_weight_gradient(float4 *partial, float *grad_input, const gradient_source &source,
+                                      const float *input, const float *weight, const tiled_problem &p,
+                                      cudaStream_t stream);
 cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, const tiled_problem &p,
                                  cudaStream_t stream);
 
@@ -108,14 +121,19 @@ cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, cons
 bool wgmma_convolve_fits(const tiled_problem &p);
 bool wgmma_gradient_fits(const tiled_problem &p);
 int64_t wgmma_convolve_blocks(const tiled_problem &p);
-cuda_ops_status wgmma_convolve_forward(float *conv_output, batch_moments moments, const float *input,
-                                       const float *weight, const tiled_problem &p, cudaStream_t stream);
+cuda_ops_status wgmma_convolve_forward(float *conv_output, batch_moments moments, const window_maxima &maxima,
+                                       const float *input, const float *weight, const tiled_problem &p,
+                                       cudaStream_t stream);
 cuda_ops_status wgmma_convolve_backward(float *grad_input, const float *gradient, const float *weight,
                                         const tiled_problem &p, cudaStream_t stream);
 bool wgmma_weight_fits(const tiled_problem &p);
 int64_t wgmma_weight_tiles(const tiled_problem &p);
 cuda_ops_status wgmma_weight_gradient(float4 *partial, const gradient_source &source, const float *input,
                                       const tiled_problem &p, int64_t blocks, cudaStream_t stream);
+bool wgmma_backward_fits(const tiled_problem &p);
+// Both gradients: tiled_weight_gradient's and tiled_convolve_backward's.
+cuda_ops_status wgmma_backward(float *grad_input, float4 *partial, const gradient_source &source, const float *input,
+                               const float *weight, const tiled_problem &p, int64_t blocks, cudaStream_t stream);
 
 // winograd.cu: the same by Winograd's algorithm, which tiled_... above takes where p.winograd is set.
 bool winograd_fits(const tiled_problem &p);

@@ -9,6 +9,7 @@
 #include "ptx/wgmma.cuh"
 
 static constexpr int SIDE = 14, RASTER = SIDE + 2;
+static constexpr int TAPS = 9, PIXELS = SIDE * RASTER; // of a tile: wgmma's n
 static constexpr int BOX_BYTES = RASTER * RASTER * PIXEL_BYTES;
 
 struct wgmma_tiling {

@@ -2,9 +2,10 @@
 // numbers of channels that are multiples of 8, from 16 to 128, and any image size; TF32 on tensor cores (wgmma on
 // Hopper, else mma.sync) where that is allowed, else on CUDA cores, by Winograd's algorithm where that is.
 // Forward: convolve (convolve.cu) makes y, channels_last, and its statistics by block; prepare adds these in double, a
-// warp a channel; pool has a thread for four channels of a window. Backward: sums of dz and dz * maximum by channel;
-// prepare adds them: dy = scale * dz + slope * y + offset; weight (backward_weight.cu) and convolve make both gradients
-// from dy, which is made while y is loaded, and which weight stores for convolve in winograd.cu and the files for sm90;
+// warp a channel; pool has a thread for four channels of a window, of which wgmma's convolve has taken the maximum
+// already (activate). Backward: sums of dz and dz * maximum by channel; prepare adds them: dy = scale * dz + slope * y +
+// offset; weight (backward_weight.cu) and convolve make both gradients from dy, which is made while y is loaded, and
+// which weight stores for convolve in winograd.cu and the files for sm90; backward_sm90.cu makes both of small images.
 // sum adds the blocks' gradients of weight. The order of sums follows from the sizes and the number of multiprocessors:
 // results repeat bitwise. Bound by arithmetic in float32, by memory in TF32 on Hopper, small batches by latency
 // (benchmarks/notes/mnist.md).
@@ -31,6 +32,7 @@ static tiled_problem problem_of(const cuda_ops_conv_bn_relu_pool_tiled_sizes &s)
     p.wgmma = p.tf32 && wgmma_convolve_fits(p);
     p.wgmma_weight = p.tf32 && wgmma_weight_fits(p);
     p.wgmma_gradient = p.wgmma_weight && wgmma_gradient_fits(p); // which reads what that has stored
+    p.wgmma_backward = p.wgmma_weight && p.wgmma_gradient && wgmma_backward_fits(p);
     p.winograd = !p.tf32 && s.allow_winograd && winograd_fits(p);
     return p;
 }
@@ -123,8 +125,9 @@ static backward_workspace backward_parts(void *workspace, const tiled_problem &p
     w.sums = parts.take<float2>(pooling_blocks(p) * p.out_channels);
     w.coefficients = parts.take<float>(3 * (int64_t)p.out_channels);
     w.weights = parts.take<float4>(tiled_weight_workspace(p) / (int64_t)sizeof(float4));
-    w.made =
-        p.winograd || p.wgmma_gradient ? parts.take<float>(p.batch * p.height * p.width * p.out_channels) : nullptr;
+    w.made = p.winograd || (p.wgmma_gradient && !p.wgmma_backward)
+                 ? parts.take<float>(p.batch * p.height * p.width * p.out_channels)
+                 : nullptr;
     w.grad_pooled = parts.take<float>(channels_last ? 0 : p.batch * p.out_channels * p.pooled_height * p.pooled_width);
     w.bytes = parts.bytes;
     return w;
@@ -202,28 +205,40 @@ __device__ __forceinline__ window_run run_of(const tiled_problem &p, int64_t num
     return run;
 }
 
-// Visits a run's values in the order of the planes (the contiguous layout): action(channel of the group, window of the
-// run, offset in the tensor).
-template <typename Action>
+// Visits a run's values in the order of the planes (the contiguous layout): for several of a thread's in a row,
+// first(which, offset in the tensor), then second(which, channel of the group, window of the run, offset).
+static constexpr int PLANES_AT_ONCE = 7;
+template <typename First, typename Second>
 __device__ __forceinline__ void for_planes(const tiled_problem &p, const window_run &run, int first_channel,
-                                           Action action)
+                                           First first, Second second)
 {
     const int64_t windows = (int64_t)p.pooled_height * p.pooled_width;
     const int channels = min(p.out_channels - first_channel, GROUP);
     const int64_t base = (run.image * p.out_channels + first_channel) * windows + run.first;
     const Divisor by_count = make_divisor((uint32_t)run.count);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < channels * run.count; i += THREADS) {
-        const int c = quotient(i, by_count), w = i - c * run.count;
-        action(c, w, base + c * windows + w);
+    const int count = channels * run.count;
+    for (int begin = threadIdx.x; begin < count; begin += PLANES_AT_ONCE * THREADS) {
+        int c[PLANES_AT_ONCE], w[PLANES_AT_ONCE];
+#pragma unroll
+        for (int e = 0; e < PLANES_AT_ONCE; e++) {
+            const int i = begin + e * THREADS;
+            c[e] = quotient(i, by_count), w[e] = i - c[e] * run.count;
+            if (i < count)
+                first(e, base + c[e] * windows + w[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < PLANES_AT_ONCE; e++)
+            if (begin + e * THREADS < count)
+                second(e, c[e], w[e], base + c[e] * windows + w[e]);
     }
 }
 
-template <bool CHANNELS_LAST>
-__global__ void __launch_bounds__(THREADS)
-    pool_kernel(float *output, uint8_t *argmax, float *maximum, const float *conv_output, const float *coefficients,
-                const __grid_constant__ tiled_problem p, int64_t runs, int groups)
+// POOLED: maximum and argmax are there already, as window_maxima.
+template <bool CHANNELS_LAST, bool POOLED>
+__device__ __forceinline__ void pool_runs(float *output, uint8_t *argmax, float *maximum, const float *conv_output,
+                                          const float *coefficients, const tiled_problem &p, int64_t runs, int groups)
 {
+    constexpr int VALUES = POOLED ? 1 : 4; // of a window
     __shared__ float tile[CHANNELS_LAST ? 1 : RUN * PITCH];
     wait_for_predecessor();
     release_successor();
@@ -238,17 +253,28 @@ __global__ void __launch_bounds__(THREADS)
     }
     for (int64_t number = blockIdx.x / groups; number < runs; number += gridDim.x / groups) {
         const window_run run = run_of(p, number);
+        const int64_t base =
+            (run.image * p.pooled_height * p.pooled_width + run.first) * (int64_t)p.out_channels + channel;
         const float *const from = conv_output + run.image * p.height * p.width * p.out_channels + channel;
-        float4 y[EACH][4];
+        float4 y[EACH][VALUES];
+        uint32_t positions[EACH];
 #pragma unroll
         for (int i = 0; i < EACH; i++) { // all loads in flight at once
             const int w = threadIdx.x / VECTORS + i * APART, window = run.first + w;
-            const int row = window / p.pooled_width, column = window - row * p.pooled_width;
+            if (!exists || w >= run.count)
+                continue;
+            if constexpr (POOLED) {
+                const int64_t at = base + (int64_t)w * p.out_channels;
+                y[i][0] = *reinterpret_cast<const float4 *>(maximum + at);
+                positions[i] = *reinterpret_cast<const uint32_t *>(argmax + at);
+            } else {
+                const int row = window / p.pooled_width, column = window - row * p.pooled_width;
+                positions[i] = 0;
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (exists && w < run.count)
+                for (int e = 0; e < VALUES; e++)
                     y[i][e] = __ldcs(reinterpret_cast<const float4 *>(
                         from + ((int64_t)(2 * row + e / 2) * p.width + 2 * column + e % 2) * p.out_channels));
+            }
         }
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
@@ -256,15 +282,15 @@ __global__ void __launch_bounds__(THREADS)
             if (!exists || w >= run.count)
                 continue;
             float best[4], raw[4];
-            uint32_t positions = 0;
+            uint32_t where = 0;
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 const auto of = [&](const float4 &v) { return c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w; };
                 raw[c] = of(y[i][0]);
                 best[c] = fmaf(scale[c], raw[c], shift[c]);
-                uint32_t at = 0;
+                uint32_t at = positions[i] >> (8 * c) & 255;
 #pragma unroll
-                for (int e = 1; e < 4; e++) {
+                for (int e = 1; e < VALUES; e++) {
                     const float z = fmaf(scale[c], of(y[i][e]), shift[c]);
                     if (z > best[c] || z != z) { // NaN propagates, as in PyTorch
                         best[c] = z;
@@ -276,12 +302,12 @@ __global__ void __launch_bounds__(THREADS)
                     best[c] = 0.0f;
                     at = CUDA_OPS_POOL_INACTIVE;
                 }
-                positions |= at << (8 * c);
+                where |= at << (8 * c);
             }
-            const int64_t to =
-                (run.image * p.pooled_height * p.pooled_width + run.first + w) * p.out_channels + channel;
-            *reinterpret_cast<uint32_t *>(argmax + to) = positions;
-            *reinterpret_cast<float4 *>(maximum + to) = make_float4(raw[0], raw[1], raw[2], raw[3]);
+            const int64_t to = base + (int64_t)w * p.out_channels;
+            *reinterpret_cast<uint32_t *>(argmax + to) = where;
+            if constexpr (!POOLED)
+                *reinterpret_cast<float4 *>(maximum + to) = make_float4(raw[0], raw[1], raw[2], raw[3]);
             if constexpr (CHANNELS_LAST) {
                 *reinterpret_cast<float4 *>(output + to) = make_float4(best[0], best[1], best[2], best[3]);
             } else {
@@ -292,10 +318,28 @@ __global__ void __launch_bounds__(THREADS)
         }
         if constexpr (!CHANNELS_LAST) {
             __syncthreads();
-            for_planes(p, run, first_channel, [&](int c, int w, int64_t at) { output[at] = tile[w * PITCH + c]; });
+            for_planes(
+                p, run, first_channel, [](int, int64_t) {},
+                [&](int, int c, int w, int64_t at) { output[at] = tile[w * PITCH + c]; });
             __syncthreads();
         }
     }
+}
+
+template <bool CHANNELS_LAST>
+__global__ void __launch_bounds__(THREADS)
+    pool_kernel(float *output, uint8_t *argmax, float *maximum, const float *conv_output, const float *coefficients,
+                const __grid_constant__ tiled_problem p, int64_t runs, int groups)
+{
+    pool_runs<CHANNELS_LAST, false>(output, argmax, maximum, conv_output, coefficients, p, runs, groups);
+}
+
+template <bool CHANNELS_LAST>
+__global__ void __launch_bounds__(THREADS)
+    activate_kernel(float *output, uint8_t *argmax, float *maximum, const float *conv_output, const float *coefficients,
+                    const __grid_constant__ tiled_problem p, int64_t runs, int groups)
+{
+    pool_runs<CHANNELS_LAST, true>(output, argmax, maximum, conv_output, coefficients, p, runs, groups);
 }
 
 // sums[block][channel] = (sum of dz, sum of dz * (maximum - mean)) of the block's runs. Gradients that are not
@@ -335,8 +379,10 @@ __global__ void __launch_bounds__(THREADS)
             }
         }
         if constexpr (!CHANNELS_LAST) {
-            for_planes(p, run, first_channel,
-                       [&](int c, int w, int64_t at) { tile[w * PITCH + c] = __ldcs(grad_output + at); });
+            float values[PLANES_AT_ONCE]; // on their way together
+            for_planes(
+                p, run, first_channel, [&](int i, int64_t at) { values[i] = __ldcs(grad_output + at); },
+                [&](int i, int c, int w, int64_t) { tile[w * PITCH + c] = values[i]; });
             __syncthreads();
         }
 #pragma unroll
@@ -428,7 +474,8 @@ cuda_ops_status conv_bn_relu_pool_tiled_forward(float *output, float *conv_outpu
         return CUDA_OPS_SUCCESS;
     const tiled_problem p = problem_of(*sizes);
     const forward_workspace w = forward_parts(workspace, p);
-    const cuda_ops_status status = tiled_convolve_forward(conv_output, w.moments, input, weight, p, stream);
+    const window_maxima maxima = {maximum, argmax, *norm};
+    const cuda_ops_status status = tiled_convolve_forward(conv_output, w.moments, maxima, input, weight, p, stream);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     launch_dependent(prepare_forward_kernel, (unsigned int)ceil_div(p.out_channels, WARPS), THREADS, 0, stream,
@@ -437,9 +484,12 @@ cuda_ops_status conv_bn_relu_pool_tiled_forward(float *output, float *conv_outpu
     const int64_t groups = groups_of(p), blocks = pooling_blocks(p) * groups;
     if (blocks > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    launch_dependent(sizes->output_channels_last ? pool_kernel<true> : pool_kernel<false>, (unsigned int)blocks,
-                     THREADS, 0, stream, output, argmax, maximum, conv_output, w.coefficients, p, runs_of(p),
-                     (int)groups);
+    const bool channels_last = sizes->output_channels_last != 0;
+    const auto pool = p.wgmma         ? channels_last ? activate_kernel<true> : activate_kernel<false>
+                              : channels_last ? pool_kernel<true>
+                                      : pool_kernel<false>;
+    launch_dependent(pool, (unsigned int)blocks, THREADS, 0, stream, output, argmax, maximum, conv_output,
+                     w.coefficients, p, runs_of(p), (int)groups);
     return launch_status();
 }
 
@@ -475,7 +525,7 @@ cuda_ops_status conv_bn_relu_pool_tiled_backward(float *grad_input, float *grad_
     source.slope = w.coefficients + p.out_channels;
     source.offset = w.coefficients + 2 * (int64_t)p.out_channels;
     source.made = grad_input ? w.made : nullptr;
-    cuda_ops_status status = tiled_weight_gradient(w.weights, source, input, p, stream);
+    cuda_ops_status status = tiled_weight_gradient(w.weights, grad_input, source, input, weight, p, stream);
     if (status == CUDA_OPS_SUCCESS && grad_input)
         status = tiled_convolve_backward(grad_input, source, weight, p, stream);
     return status == CUDA_OPS_SUCCESS ? tiled_weight_sum(grad_weight, w.weights, p, stream) : status;
