@@ -7,6 +7,9 @@
 // supports the call and is fast at its size launches its kernel. bias.cu has the gradient of the bias.
 #include "cuda_ops/conv2d.h"
 
+#include <float.h>
+
+#include "conv2d/choice.h"
 #include "conv2d/paths.h"
 
 // sm90's slices of k are of one tap and 128 bytes of channels. Where there are no more than 16, seven eighths of its
@@ -29,7 +32,8 @@ static Answer sm90_is_fast(const ConvCall &call, ConvDevice device)
 // The table of paths, in the order in which they are asked. The last row takes everything.
 static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_PATCHES, "patches", "conv2d/patches/",
-     "conv2d_patches_forward_kernel conv2d_patches_kernel conv2d_patches_input_kernel conv2d_patches_weight_kernel",
+     "conv2d_patches_forward_kernel conv2d_patches_kernel conv2d_patches_input_kernel conv2d_patches_weight_kernel "
+     "conv2d_rectangles_weight_kernel conv2d_rectangles_input_kernel",
      conv2d_patches_supports, conv2d_patches_is_fast, nullptr, conv2d_patches_workspace, conv2d_patches},
     {CUDA_OPS_CONV2D_FEW_CHANNELS, "few_channels", "conv2d/few_channels/",
      "conv2d_few_channels_forward_kernel conv2d_few_channels_backward_input_kernel "
@@ -97,6 +101,39 @@ static bool takes(const ConvPath &path, const ConvCall &call, int number, ConvDe
     if (!supports(path, call, device))
         return false;
     return number == CUDA_OPS_CONV2D_FASTEST ? !path.is_fast || path.is_fast(call, device) : number == path.number;
+}
+
+// The time that a path is expected to take for a call that it supports; DBL_MAX where there is no model of it.
+static double microseconds_of(const ConvPath &path, const ConvCall &call, ConvDevice device)
+{
+    switch (path.number) {
+    case CUDA_OPS_CONV2D_SIMT:
+        return conv2d_simt_microseconds(call, device);
+    case CUDA_OPS_CONV2D_SM90:
+        return conv2d_sm90_microseconds(call, device);
+    case CUDA_OPS_CONV2D_SM90_HALO:
+        return conv2d_sm90_halo_microseconds(call, device);
+    case CUDA_OPS_CONV2D_MMA:
+        return conv2d_mma_microseconds(call, device);
+    case CUDA_OPS_CONV2D_GROUPED:
+        return conv2d_grouped_microseconds(call, device);
+    case CUDA_OPS_CONV2D_WINOGRAD:
+        return conv2d_winograd_microseconds(call, device);
+    case CUDA_OPS_CONV2D_PADDED:
+        return conv2d_padded_microseconds(call, device);
+    case CUDA_OPS_CONV2D_IM2COL:
+        return conv2d_im2col_microseconds(call, device);
+    default:
+        return DBL_MAX;
+    }
+}
+
+double conv2d_microseconds(const ConvCall &call, ConvDevice device)
+{
+    for (const ConvPath &path : PATHS)
+        if (takes(path, call, CUDA_OPS_CONV2D_FASTEST, device))
+            return microseconds_of(path, call, device);
+    return DBL_MAX;
 }
 
 static ConvCall call_of_sizes(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)

@@ -12,6 +12,7 @@
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/fast_division.cuh"
+#include "conv2d/choice.h"
 #include "conv2d/paths.h"
 #include "conv2d/relayout.h"
 #include "gemm/paths.h"
