@@ -196,8 +196,8 @@ def test_few_channels_of_lines_far_longer_than_grad_output(dtype, force):
 
 
 def patches_passes(case, dtype):
-    """In 16 bits; where patches share pixels the data gradient is of rectangles, in float32 too: under a stride, of taps
-    side by side."""
+    """In 16 bits; where patches share pixels the data gradient is of rectangles, in float32 too: under a stride, and of
+    taps side by side."""
     kernel, stride, dilation = case[1][2:], case[2], case[4]
     spread = any(k > 1 and d > 1 for k, d in zip(kernel, dilation, strict=True))
     apart = all(k <= s for k, s in zip(kernel, stride, strict=True)) and not spread

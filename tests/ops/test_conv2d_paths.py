@@ -453,6 +453,32 @@ def test_strides_by_gemm(case, force, allow_tf32):
                     assert torch.equal(result, call())
 
 
+@pytest.mark.parametrize(
+    ("batch", "channels", "outs", "size"),
+    [(1, 24, 40, (7, 9)), (3, 64, 32, (8, 8)), (5, 33, 20, (5, 3)), (2, 3, 96, (12, 14)), (4, 16, 1, (6, 6))],
+)
+def test_gradients_of_contiguous_images_by_gemm(batch, channels, outs, size, force, allow_tf32):
+    """An image at a time; forward's bias is of rows there, which the GEMM adds to none."""
+    needs_hopper()
+    force("gemm_1x1")
+    parameters = (1, 1), (0,) * 4, (1, 1), 1
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        allow_tf32(dtype == torch.float32)
+        make = Make("cuda", dtype)
+        x, w, g = make(batch, channels, *size), make(outs, channels, 1, 1), make(batch, outs, *size)
+        leaves = [t.detach().double().requires_grad_() for t in (x, w)]
+        expected = torch.autograd.grad(native(*leaves), leaves, g.double())
+        results = [
+            lambda x=x, w=w, g=g: ops.conv2d_backward_input(g, w, x.shape, False, *parameters),
+            lambda x=x, w=w, g=g: ops.conv2d_backward_weight(g, x, w.shape, False, *parameters),
+        ]
+        for call, value in zip(results, expected, strict=True):
+            assert_close(call(), value, 1e-3 if dtype == torch.float32 else TOLERANCE[dtype], str(dtype))
+            assert torch.equal(call(), call())
+        with pytest.raises(NotImplementedError):
+            ops.conv2d_forward(x, w, None, *parameters)
+
+
 def off_alignment(tensor):
     """A copy that begins an element behind an address that is aligned."""
     return torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape)
