@@ -12,6 +12,7 @@
 // With stride 1 the tensors are the matrices, and the GEMM chooses, also where TF32's wgmma wants its operands K-major.
 // A larger stride is for the weight gradient in TF32 alone: input is transposed to [c][pixel] first, and that copy
 // takes only the pixels that the stride reads. No kernel of its own.
+#include "conv2d/choice.h"
 #include "conv2d/paths.h"
 #include "conv2d/relayout.h"
 #include "conv2d/sm90/transpose.h"
@@ -19,7 +20,7 @@
 #include "gemm/paths.h"
 
 // Whether both images are contiguous, and not channels_last as well.
-static bool is_by_image(const cuda_ops_conv2d_sizes &s)
+bool conv2d_gemm_1x1_is_by_image(const cuda_ops_conv2d_sizes &s)
 {
     const bool input = !s.input_channels_last || s.in_channels == 1 || s.in_height * s.in_width == 1;
     const bool output = !s.output_channels_last || s.out_channels == 1 || s.out_height * s.out_width == 1;
@@ -29,7 +30,8 @@ static bool is_by_image(const cuda_ops_conv2d_sizes &s)
 // Whether the images' products are added up.
 static bool sums_images(const ConvCall &call)
 {
-    return is_by_image(call.sizes) && call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && call.sizes.batch > 1;
+    return conv2d_gemm_1x1_is_by_image(call.sizes) && call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT &&
+           call.sizes.batch > 1;
 }
 
 // Of contiguous images.
@@ -62,7 +64,7 @@ static cuda_ops_gemm_problem problem_of_images(const ConvCall &call)
 static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (is_by_image(s))
+    if (conv2d_gemm_1x1_is_by_image(s))
         return problem_of_images(call);
     const int64_t pixels = s.batch * s.out_height * s.out_width, c = s.in_channels, o = s.out_channels;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
@@ -81,6 +83,11 @@ static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
     p.dtype = p.output_dtype = p.bias_dtype = call.dtype;
     p.allow_tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
     return p;
+}
+
+cuda_ops_gemm_problem conv2d_gemm_1x1_problem(const ConvCall &call)
+{
+    return problem_of(call, 0);
 }
 
 static bool reads_all_pixels(const cuda_ops_conv2d_sizes &s)
@@ -111,7 +118,7 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
     if (s.groups != 1)
         return CONV_NEEDS_ONE_GROUP;
     // The GEMM adds a bias to columns, which are pixels where images are contiguous.
-    const bool by_image = is_by_image(s) && call.pass != CUDA_OPS_CONV2D_FORWARD && reads_all_pixels(s);
+    const bool by_image = conv2d_gemm_1x1_is_by_image(s) && call.pass != CUDA_OPS_CONV2D_FORWARD && reads_all_pixels(s);
     if (!conv2d_images_are_channels_last(s) && !by_image)
         return CONV_NEEDS_CHANNELS_LAST;
     const bool reads_inside =
@@ -126,8 +133,8 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
 // fewer output channels.
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 {
-    if (is_by_image(call.sizes))
-        return no("of contiguous images it has not been measured");
+    if (conv2d_gemm_1x1_is_by_image(call.sizes))
+        return no("of contiguous images another path may take less time");
     ConvCall of_sizes = call; // as the query for the workspace has it, which knows no addresses
     of_sizes.input = of_sizes.weight = of_sizes.output = nullptr;
     of_sizes.result = nullptr;
@@ -156,7 +163,7 @@ size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device)
 cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device)
 {
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
-    const bool by_image = is_by_image(call.sizes);
+    const bool by_image = conv2d_gemm_1x1_is_by_image(call.sizes);
     const void *const a = forward ? call.input : by_image && !weight ? call.weight : call.output;
     const void *b = weight ? call.input : by_image ? call.output : call.weight;
     char *workspace = (char *)call.workspace;

@@ -11,6 +11,7 @@
 // is cut otherwise (rectangles.cu).
 #include "conv2d/patches/patches.cuh"
 
+#include "conv2d/choice.h"
 #include "conv2d/relayout.h"
 #include "cuda_ops/transpose_images.h"
 #include "gemm/paths.h"
@@ -154,8 +155,7 @@ static bool are_apart(const cuda_ops_conv2d_sizes &s)
            (s.out_width == 1 || s.kernel_width <= s.stride_width);
 }
 
-// Whether it is rectangles that grad_input is cut into.
-static bool shares_pixels(const ConvCall &call)
+bool conv2d_patches_share_pixels(const ConvCall &call)
 {
     return is_input(call) && !are_apart(call.sizes);
 }
@@ -168,7 +168,7 @@ static bool weight_is_ready(const ConvCall &call)
            (conv2d_weight_is_channels_last(s) ? input_is_last(s) || s.in_channels == 1 : !input_is_last(s));
 }
 
-static cuda_ops_gemm_problem problem_of(const ConvCall &call)
+cuda_ops_gemm_problem conv2d_patches_problem(const ConvCall &call)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const int64_t image = s.out_height * s.out_width, pixels = pixels_of(s), o = s.out_channels;
@@ -218,7 +218,7 @@ Answer conv2d_patches_supports(const ConvCall &call, ConvDevice device)
         return CONV_NEEDS_ONE_GROUP;
     if (device.capability < 80)
         return NEEDS_80;
-    if (shares_pixels(call))
+    if (conv2d_patches_share_pixels(call))
         return conv2d_rectangles_supports(call, device);
     if (call.dtype != CUDA_OPS_FLOAT16 && call.dtype != CUDA_OPS_BFLOAT16)
         return NEEDS_HALVES;
@@ -264,10 +264,10 @@ Answer conv2d_patches_is_fast(const ConvCall &call, ConvDevice)
         return no("other paths read so many channels as vectors, or copies of them");
     if (s.kernel_height * s.kernel_width == 1)
         return no("a 1x1 kernel's patches are the pixels");
-    if (shares_pixels(call))
+    if (conv2d_patches_share_pixels(call))
         return s.stride_height >= LARGE_STRIDE && s.stride_width >= LARGE_STRIDE
                    ? YES
-                   : no("other paths take few stride phases");
+                   : no("of few stride phases another path may take less time");
     const int64_t strides = (s.out_height == 1 ? 1 : s.stride_height) * (s.out_width == 1 ? 1 : s.stride_width);
     if (is_input(call) || are_apart(s) || strides > FEW_STRIDES)
         return YES;
@@ -293,7 +293,7 @@ static bool in_shared_memory(const ConvCall &call)
 
 static size_t workspace_of(const ConvCall &call)
 {
-    const cuda_ops_gemm_problem p = problem_of(call);
+    const cuda_ops_gemm_problem p = conv2d_patches_problem(call);
     const Parts parts = parts_of(call);
     return parts.patches + parts.weight + parts.output +
            (size_t)cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);
@@ -340,7 +340,7 @@ size_t conv2d_patches_memory_workspace(const ConvCall &call)
 
 size_t conv2d_patches_workspace(const ConvCall &call, ConvDevice)
 {
-    if (shares_pixels(call))
+    if (conv2d_patches_share_pixels(call))
         return conv2d_rectangles_workspace(call);
     return in_shared_memory(call) ? 0 : conv2d_patches_memory_workspace(call);
 }
@@ -403,7 +403,7 @@ cuda_ops_status conv2d_patches_in_memory(const ConvCall &call, ConvDevice device
     char *const patches = (char *)call.workspace, *const ordered = patches + parts.patches;
     char *const transposed = ordered + parts.weight, *const workspace = transposed + parts.output;
     const bool copies_weight = parts.weight > 0 && !is_weight(call);
-    const cuda_ops_gemm_problem p = problem_of(call);
+    const cuda_ops_gemm_problem p = conv2d_patches_problem(call);
     const void *output = call.output;
     cuda_ops_status status = CUDA_OPS_SUCCESS;
     if (parts.output > 0) {
@@ -440,7 +440,7 @@ cuda_ops_status conv2d_patches_in_memory(const ConvCall &call, ConvDevice device
 
 cuda_ops_status conv2d_patches(const ConvCall &call, ConvDevice device)
 {
-    if (shares_pixels(call))
+    if (conv2d_patches_share_pixels(call))
         return conv2d_rectangles(call);
     return in_shared_memory(call) ? conv2d_patches_forward(call, conv2d_patches_of(call), device)
                                   : conv2d_patches_in_memory(call, device);

@@ -139,6 +139,8 @@ static inline int conv2d_patches_run(const Patches &p, const void *images, int e
 }
 
 Patches conv2d_patches_of(const ConvCall &call);
+// Whether it is rectangles that grad_input is cut into.
+bool conv2d_patches_share_pixels(const ConvCall &call);
 
 // All passes by way of device memory and gemm (patches.cu).
 size_t conv2d_patches_memory_workspace(const ConvCall &call);
