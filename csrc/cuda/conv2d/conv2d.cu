@@ -187,7 +187,7 @@ static bool is_contender(const ConvPath &path, int first, const ConvCall &call, 
     case CUDA_OPS_CONV2D_GEMM_1X1:
         return conv2d_gemm_1x1_is_by_image(call.sizes) && supports(path, call, device);
     case CUDA_OPS_CONV2D_WINOGRAD:
-        return conv2d_winograd_is_cheap(device) && supports(path, call, device);
+        return !tensor_cores && conv2d_winograd_is_cheap(device) && supports(path, call, device);
     default:
         return false;
     }

@@ -465,8 +465,9 @@ Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
 // forward and for the gradient of input. Below so many tiles to eight multiprocessors simt's smaller ones are faster,
 // as an H200 had it.
 static constexpr int64_t STRIDED_TILES = 12, STRIDED_TILES_3X3 = 6;
-static constexpr int64_t LARGE_STRIDE = 3, MANY_TAPS = 64;
 static constexpr int64_t STRIDED_TILES_BACKWARD = 2, STRIDED_TILES_BACKWARD_3X3 = 1;
+// From this stride on by FMA, and so many taps of a strided gradient of weight in 16 bits, other paths take less time.
+static constexpr int64_t LARGE_STRIDE = 3, MANY_TAPS = 64;
 
 // A 1x1 kernel is a product of matrices but for what an H200 had otherwise: gradients of contiguous images in 16 bits, of
 // which the GEMM makes a product each with so few rows, and of very many pixels in TF32.
