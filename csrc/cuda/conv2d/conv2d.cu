@@ -187,7 +187,7 @@ static bool is_contender(const ConvPath &path, int first, const ConvCall &call, 
     case CUDA_OPS_CONV2D_GEMM_1X1:
         return conv2d_gemm_1x1_is_by_image(call.sizes) && supports(path, call, device);
     case CUDA_OPS_CONV2D_WINOGRAD:
-        return !tensor_cores && conv2d_winograd_is_cheap(device) && supports(path, call, device);
+        return !tensor_cores && supports(path, call, device);
     default:
         return false;
     }
@@ -201,8 +201,9 @@ static const ConvPath *fastest(const ConvCall &call, ConvDevice device)
     for (const ConvPath &path : PATHS)
         if (!best && takes(path, of, CUDA_OPS_CONV2D_FASTEST, device))
             best = &path;
-    if (!best || device.multiprocessors < 1 || of.sizes.groups != 1 || is_empty(of.sizes) ||
-        of.dtype == CUDA_OPS_FLOAT64 || !is_compared(best->number, of, device))
+    // The times are an H200's; those of GPUs whose memory is slower beside their multiply-adds are not in proportion.
+    if (!best || !conv2d_winograd_is_cheap(device) || device.multiprocessors < 1 || of.sizes.groups != 1 ||
+        is_empty(of.sizes) || of.dtype == CUDA_OPS_FLOAT64 || !is_compared(best->number, of, device))
         return best;
     const int first = best->number;
     double least = microseconds_of(*best, of, device);
