@@ -141,7 +141,6 @@ static ConvCall product_of(const ConvCall &call)
     p.padding_left = p.kernel_width - 1 - s.padding_left / s.stride_width;
     p.input_channels_last = p.weight_channels_last = p.output_channels_last = 1;
     p.allow_tf32 = s.allow_tf32;
-    p.winograd = s.winograd; // of three taps an axis the rectangles are such a convolution
     return product;
 }
 
