@@ -2,6 +2,11 @@
 // as NaN. An infinity stays where it is: nothing that fills up a tile is multiplied by it.
 #include "conv2d_sums.h"
 
+Answer conv2d_im2col_supports(const ConvCall &, ConvDevice)
+{
+    return no("it is not here");
+}
+
 using namespace emulation;
 
 static void few_channels(int64_t number)

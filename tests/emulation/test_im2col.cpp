@@ -16,29 +16,14 @@ int gemm_path_on(const cuda_ops_gemm_problem &, GemmDevice, int)
     return GEMM_SIMT;
 }
 
-double gemm_simt_microseconds(const cuda_ops_gemm_problem &, GemmDevice)
+double conv2d_im2col_microseconds(const ConvCall &, ConvDevice)
 {
     return 1;
 }
 
-double conv2d_simt_microseconds(const ConvCall &, ConvDevice)
+double conv2d_simt_expected_microseconds(const ConvCall &, ConvDevice)
 {
     return 1;
-}
-
-double conv2d_winograd_microseconds(const ConvCall &, ConvDevice)
-{
-    return 1;
-}
-
-Answer conv2d_winograd_supports(const ConvCall &, ConvDevice)
-{
-    return no("it is not here");
-}
-
-Answer conv2d_winograd_is_fast(const ConvCall &, ConvDevice)
-{
-    return no("it is not here");
 }
 
 extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void *b, const void *bias, void *,

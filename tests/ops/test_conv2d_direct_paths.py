@@ -96,6 +96,10 @@ PATCHES = [
     ((2, 3, 42, 30), (33, 3, 14, 14), (14, 14), (0, 0, 0, 0), (1, 1)),  # pairs; k in no whole vectors
     ((2, 5, 19, 21), (16, 5, 3, 2), (4, 3), (1, 0, 2, 1), (1, 1)),  # gaps between patches, padding of four sizes
     ((2, 3, 33, 35), (64, 3, 7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),  # patches that share pixels
+    ((2, 3, 46, 40), (24, 3, 11, 11), (4, 4), (2, 2, 2, 2), (1, 1)),  # and pixels behind the last, runs of two elements
+    ((1, 4, 29, 31), (20, 4, 5, 8), (3, 2), (0, 1, 5, 2), (1, 1)),  # padding of more than a stride
+    ((2, 6, 21, 17), (8, 6, 4, 7), (1, 3), (1, 2, 0, 3), (1, 1)),  # a stride along one axis
+    ((3, 8, 40, 48), (16, 8, 9, 9), (8, 8), (0, 0, 0, 0), (1, 1)),  # vectors of channels
     ((70, 1, 28, 28), (32, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),  # more pixels than there are threads
     ((2, 4, 19, 23), (17, 4, 3, 1), (2, 1), (1, 1, 0, 0), (2, 3)),  # lines apart; the width of one tap may be too
     ((2, 24, 8, 8), (56, 24, 2, 2), (2, 2), (0, 0, 0, 0), (1, 1)),  # many channels
@@ -197,29 +201,46 @@ def test_few_channels_of_lines_far_longer_than_grad_output(dtype, force):
     products.check(["backward_input"])
 
 
-def patches_passes(case):
-    # The data gradient is copied, not added up.
+def patches_passes(case, dtype):
+    """In 16 bits; where patches share pixels the data gradient is of rectangles, in float32 too: under a stride, and of
+    taps side by side."""
     kernel, stride, dilation = case[1][2:], case[2], case[4]
-    apart = all(k <= s and (d == 1 or k == 1) for k, s, d in zip(kernel, stride, dilation, strict=True))
-    return PASSES if apart else ("forward", "backward_weight")
+    spread = any(k > 1 and d > 1 for k, d in zip(kernel, dilation, strict=True))
+    apart = all(k <= s for k, s in zip(kernel, stride, strict=True)) and not spread
+    halves = dtype in (torch.float16, torch.bfloat16)
+    passes = ("forward", "backward_weight") if halves else ()
+    takes_input = halves if apart else stride != (1, 1) and not spread
+    return (*passes, "backward_input") if takes_input else passes
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", PATCHES, ids=str)
 def test_patches(case, dtype, force):
-    """In 16 bits, in any order of the tensors, with a bias and without."""
+    """In any order of the tensors, with a bias and without."""
     needs_tensor_cores(dtype)
     force("patches")
-    passes = patches_passes(case) if dtype in (torch.float16, torch.bfloat16) else ()
+    passes = patches_passes(case, dtype)
     for formats in [*MIXES, (LAST, LAST, CONTIGUOUS)]:
         products = Products(case, dtype, formats)
         for name in PASSES:
             assert products.path(name) == ("patches" if name in passes else "")
         products.check(passes)
-        if passes:
+        if "forward" in passes:
             without = ops.conv2d_forward(products.input, products.weight, None, *products.parameters)
             expected = products.expected[0] - products.bias.double().cpu()[:, None, None]
             assert_close(without, expected, products.tolerance, "without bias")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_infinities_stay_where_rectangles_have_them(dtype, force):
+    """Phases of fewer taps than others have a tap of zeros, and a pixel that it would reach is no NaN."""
+    needs_tensor_cores(dtype)
+    force("patches")
+    for case in PATCHES:
+        kernel, stride = case[1][2:], case[2]
+        if "backward_input" in patches_passes(case, dtype) and any(k > s for k, s in zip(kernel, stride, strict=True)):
+            for formats in MIXES:
+                Products(case, dtype, formats, lambda p: put_infinities(p.grad)).check({"backward_input"})
 
 
 def test_patches_of_columns_that_lie_apart_are_refused(force):
@@ -309,19 +330,21 @@ def test_choice():
         for name in PASSES:
             for dtype in (torch.float32, torch.float16, torch.bfloat16):
                 if dtype == torch.float32 or torch.cuda.get_device_capability() >= (8, 0):
-                    assert path(dtype, 1, (32, 1, 3, 3), name, format=format) == "few_channels"
-                    assert path(dtype, 3, (64, 3, 7, 7), name, format=format) == "few_channels"
+                    columns = dtype == torch.float32 and format == LAST and name == "backward_input"
+                    expected = "im2col" if columns else "few_channels"
+                    assert path(dtype, 1, (32, 1, 3, 3), name, format=format) == expected
+                    assert path(dtype, 3, (64, 3, 7, 7), name, format=format) == expected
                 assert path(dtype, 32, (32, 1, 3, 3), name, format=format) == "depthwise"
                 assert path(dtype, 32, (64, 1, 3, 3), name, 2, format) == "depthwise"
                 assert path(dtype, 1, (1, 1, 3, 3), name, format=format) == "depthwise"
             assert path(torch.float64, 3, (64, 3, 7, 7), name, format=format) == "simt"
             assert path(torch.float64, 32, (32, 1, 3, 3), name, format=format) == "depthwise"
-    for tf32, expected in ((False, "simt"), (True, "few_channels")):  # so small an image by FMA
+    for tf32 in (False, True):
         torch.backends.cudnn.allow_tf32 = tf32
-        assert path(torch.float32, 3, (64, 3, 7, 7), "backward_input", 2) == expected
+        assert path(torch.float32, 3, (64, 3, 7, 7), "backward_input", 2) == "im2col"  # so small an image, copied
         for name in PASSES:  # of few output channels
             few = name == "backward_input"
             assert path(torch.float32, 1, (6, 1, 5, 5), name) == ("few_channels" if few else "depthwise")
             assert path(torch.float32, 3, (6, 3, 5, 5), name) == "few_channels"
-            assert path(torch.float32, 3, (4, 3, 5, 5), name) == ("few_channels" if few or tf32 else "simt")
+            assert path(torch.float32, 3, (4, 3, 5, 5), name) == ("few_channels" if few or tf32 else "im2col")
     assert path(torch.float32, 4, (64, 2, 3, 3)) == "simt"

@@ -455,6 +455,32 @@ def test_strides_by_gemm(case, force, allow_tf32):
                     assert torch.equal(result, call())
 
 
+@pytest.mark.parametrize(
+    ("batch", "channels", "outs", "size"),
+    [(1, 24, 40, (7, 9)), (3, 64, 32, (8, 8)), (5, 33, 20, (5, 3)), (2, 3, 96, (12, 14)), (4, 16, 1, (6, 6))],
+)
+def test_gradients_of_contiguous_images_by_gemm(batch, channels, outs, size, force, allow_tf32):
+    """An image at a time; forward's bias is of rows there, which the GEMM adds to none."""
+    needs_hopper()
+    force("gemm_1x1")
+    parameters = (1, 1), (0,) * 4, (1, 1), 1
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        allow_tf32(dtype == torch.float32)
+        make = Make("cuda", dtype)
+        x, w, g = make(batch, channels, *size), make(outs, channels, 1, 1), make(batch, outs, *size)
+        leaves = [t.detach().double().requires_grad_() for t in (x, w)]
+        expected = torch.autograd.grad(native(*leaves), leaves, g.double())
+        results = [
+            lambda x=x, w=w, g=g: ops.conv2d_backward_input(g, w, x.shape, False, *parameters),
+            lambda x=x, w=w, g=g: ops.conv2d_backward_weight(g, x, w.shape, False, *parameters),
+        ]
+        for call, value in zip(results, expected, strict=True):
+            assert_close(call(), value, 1e-3 if dtype == torch.float32 else TOLERANCE[dtype], str(dtype))
+            assert torch.equal(call(), call())
+        with pytest.raises(NotImplementedError):
+            ops.conv2d_forward(x, w, None, *parameters)
+
+
 def off_alignment(tensor):
     """A copy that begins an element behind an address that is aligned."""
     return torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape)
@@ -553,11 +579,11 @@ def test_choice_of_path(allow_tf32):
             tf32_weight = dtype == torch.float32 and name == "backward_weight"
             assert path(dtype, 256, 256, 14, 1, name) == "gemm_1x1"
             assert path(dtype, 64, 256, 14, 1, name) == "gemm_1x1"
-            # The gradient of input reads whole vectors, the others are worth a copy, but for TF32's gradient of weight,
-            # which Winograd's makes sooner.
-            by_name = {"forward": "padded", "backward_input": "sm90", "backward_weight": "padded"}
+            # The gradient of input reads whole vectors, the others are worth a copy, of patches where there are few
+            # pixels, but for TF32's gradient of weight, which Winograd's makes sooner.
+            by_name = {"forward": "patches", "backward_input": "sm90", "backward_weight": "patches"}
             if dtype == torch.float32:
-                by_name["backward_weight"] = "winograd"
+                by_name |= {"forward": "padded", "backward_weight": "winograd"}
             assert path(dtype, 255, 64, 14, 3, name) == by_name[name]
             if dtype != torch.float32:
                 assert path(dtype, 255, 64, 56, 3, name) == ("sm90" if name == "backward_input" else "padded")
@@ -567,12 +593,17 @@ def test_choice_of_path(allow_tf32):
             assert path(dtype, 256, 64, 14, 3, name, stride=2) == "sm90"
             # Images in the other format are copied where tensor cores save more than that takes.
             contiguous = path(dtype, 256, 64, 14, 3, name, torch.contiguous_format)
-            assert contiguous == ("sm90" if tf32_weight else "simt")
+            if dtype == torch.float32:
+                assert contiguous == ("winograd" if tf32_weight else "sm90")
+            else:
+                by_name = {"forward": "patches", "backward_input": "sm90_halo", "backward_weight": "sm90"}
+                assert contiguous == by_name[name]
         assert path(dtype, 64, 256, 14, 1, "backward_weight", stride=2) == (
             "gemm_1x1" if dtype == torch.float32 else "sm90"
         )
     allow_tf32(False)
-    assert path(torch.float32, 256, 256, 14, 3) == "winograd"
+    assert path(torch.float32, 256, 256, 14, 3) == "im2col"
+    assert path(torch.float32, 256, 256, 14, 3, "backward_input") == "winograd"
     assert path(torch.float32, 256, 256, 14, 3, stride=2) == "im2col"
     assert path(torch.float64, 256, 256, 14, 3) == "simt"
 
@@ -588,7 +619,8 @@ def test_contiguous_images_are_copied_where_it_pays(dtype, allow_tf32):
         image = make(16, 128, 14, 14).to(memory_format=formats[0])
         weight = make(128, 128, 3, 3)
         grad = make(16, 128, 14, 14).to(memory_format=formats[1])
-        assert all(ops.conv2d_path(image, weight, name, *parameters) == "sm90" for name in PASSES)
+        tensor_cores = PASSES[:2] if dtype == torch.float32 else PASSES  # Winograd's may have TF32's gradient of weight
+        assert all(ops.conv2d_path(image, weight, name, *parameters) == "sm90" for name in tensor_cores)
         leaves = [t.double().cpu().contiguous().requires_grad_() for t in (image, weight)]
         expected = native(*leaves, padding=1)
         expected_grads = torch.autograd.grad(expected, leaves, grad.double().cpu())
@@ -608,6 +640,5 @@ def test_contiguous_images_of_1x1_kernels_are_copied_too(dtype, allow_tf32):
     image, weight = (torch.empty(shape, device="cuda", dtype=dtype) for shape in ((64, 256, 28, 28), (512, 256, 1, 1)))
     for allowed in (True, False):
         allow_tf32(allowed)
-        expected = "gemm_1x1" if allowed or dtype == torch.float16 else "simt"
         for name in PASSES:
-            assert ops.conv2d_path(image, weight, name, (1, 1), (0,) * 4, (1, 1), 1) == expected
+            assert ops.conv2d_path(image, weight, name, (1, 1), (0,) * 4, (1, 1), 1) == "gemm_1x1"

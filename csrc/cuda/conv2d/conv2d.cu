@@ -3,10 +3,14 @@
 //   output[n][o][y][x] = bias[o] + sum over c, r, s of weight[o][c][r][s] *
 //                                               input[n][c][y * stride - padding + r * dilation][alike in x]
 //
-// Forward and the gradients of input and weight check the sizes, then ask the table's rows in order: the first that
-// supports the call and is fast at its size launches its kernel. bias.cu has the gradient of the bias.
+// Forward and the gradients of input and weight check the sizes, then ask the table's rows in order for the first that
+// supports the call and is fast at its size. Where that is not sure to be the fastest, of one group, its expected time is
+// compared with others' (fastest). bias.cu has the gradient of the bias.
 #include "cuda_ops/conv2d.h"
 
+#include <float.h>
+
+#include "conv2d/choice.h"
 #include "conv2d/paths.h"
 
 // sm90's slices of k are of one tap and 128 bytes of channels. Where there are no more than 16, seven eighths of its
@@ -29,7 +33,8 @@ static Answer sm90_is_fast(const ConvCall &call, ConvDevice device)
 // The table of paths, in the order in which they are asked. The last row takes everything.
 static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_PATCHES, "patches", "conv2d/patches/",
-     "conv2d_patches_forward_kernel conv2d_patches_kernel conv2d_patches_input_kernel conv2d_patches_weight_kernel",
+     "conv2d_patches_forward_kernel conv2d_patches_kernel conv2d_patches_input_kernel conv2d_patches_weight_kernel "
+     "conv2d_rectangles_weight_kernel conv2d_rectangles_input_kernel",
      conv2d_patches_supports, conv2d_patches_is_fast, conv2d_patches_applies, conv2d_patches_workspace, conv2d_patches},
     {CUDA_OPS_CONV2D_FEW_CHANNELS, "few_channels", "conv2d/few_channels/",
      "conv2d_few_channels_forward_kernel conv2d_few_channels_backward_input_kernel "
@@ -38,6 +43,8 @@ static const ConvPath PATHS[] = {
      "conv2d_few_channels_backward_weight_kernel",
      conv2d_few_channels_supports, conv2d_few_channels_is_fast, conv2d_applies_all, conv2d_few_channels_workspace,
      conv2d_few_channels},
+    {CUDA_OPS_CONV2D_GEMM_1X1, "gemm_1x1", "conv2d/gemm_1x1.cu", "", conv2d_gemm_1x1_supports, conv2d_gemm_1x1_is_fast,
+     conv2d_gemm_1x1_applies, conv2d_gemm_1x1_workspace, conv2d_gemm_1x1},
     {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", "conv2d/depthwise/",
      "conv2d_depthwise_forward_contiguous_kernel "
      "conv2d_depthwise_forward_unrolled_kernel conv2d_depthwise_backward_input_unrolled_kernel "
@@ -48,8 +55,6 @@ static const ConvPath PATHS[] = {
      "conv2d_depthwise_backward_weight_any_kernel conv2d_depthwise_backward_weight_kernel",
      conv2d_depthwise_supports, conv2d_depthwise_is_fast, conv2d_depthwise_applies, conv2d_depthwise_workspace,
      conv2d_depthwise},
-    {CUDA_OPS_CONV2D_GEMM_1X1, "gemm_1x1", "conv2d/gemm_1x1.cu", "", conv2d_gemm_1x1_supports, conv2d_gemm_1x1_is_fast,
-     conv2d_gemm_1x1_applies, conv2d_gemm_1x1_workspace, conv2d_gemm_1x1},
     {CUDA_OPS_CONV2D_IM2COL, "im2col", "conv2d/im2col.cu", "conv2d_im2col_kernel conv2d_col2im_kernel",
      conv2d_im2col_supports, conv2d_im2col_is_fast, nullptr, conv2d_im2col_workspace, conv2d_im2col},
     {CUDA_OPS_CONV2D_SM90_HALO, "sm90_halo", "conv2d/sm90_halo/", "conv2d_sm90_halo_kernel", conv2d_sm90_halo_supports,
@@ -91,7 +96,7 @@ static Answer supports(const ConvPath &path, const ConvCall &call, ConvDevice de
     return path.supports(call, device);
 }
 
-// Whether a row takes a call that asks for path `number`.
+// Whether a row takes a call that asks for path `number`, whatever others would take.
 static bool takes(const ConvPath &path, const ConvCall &call, int number, ConvDevice device)
 {
     if (!supports(path, call, device))
@@ -108,6 +113,129 @@ static ConvCall call_of_sizes(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_s
     return call;
 }
 
+// The time that a path is expected to take for a call of one group that it supports; DBL_MAX where that is not known.
+static double microseconds_of(const ConvPath &path, const ConvCall &call, ConvDevice device)
+{
+    switch (path.number) {
+    case CUDA_OPS_CONV2D_SIMT:
+        return conv2d_simt_expected_microseconds(call, device);
+    case CUDA_OPS_CONV2D_SM90:
+        return conv2d_sm90_microseconds(call, device);
+    case CUDA_OPS_CONV2D_GEMM_1X1:
+        return conv2d_gemm_1x1_microseconds(call, device);
+    case CUDA_OPS_CONV2D_SM90_HALO:
+        return conv2d_sm90_halo_microseconds(call, device);
+    case CUDA_OPS_CONV2D_FEW_CHANNELS:
+        return conv2d_few_channels_microseconds(call, device);
+    case CUDA_OPS_CONV2D_MMA:
+        return conv2d_mma_microseconds(call, device);
+    case CUDA_OPS_CONV2D_WINOGRAD:
+        return conv2d_winograd_expected_microseconds(call, device);
+    case CUDA_OPS_CONV2D_PADDED:
+        return conv2d_padded_microseconds(call, device);
+    case CUDA_OPS_CONV2D_IM2COL:
+        return conv2d_im2col_microseconds(call, device);
+    case CUDA_OPS_CONV2D_PATCHES:
+        return conv2d_patches_microseconds(call, device);
+    default:
+        return DBL_MAX;
+    }
+}
+
+static bool is_1x1(const ConvCall &call)
+{
+    return call.sizes.kernel_height * call.sizes.kernel_width == 1;
+}
+
+// From so many channels on the tensor cores' paths have no rival where there is more than one tap, and most calls are
+// spared the comparison.
+static constexpr int64_t FILLS_SLICES = 32;
+
+// Whether the first row that takes a call may be slower than one of those that are compared. few_channels' time is known
+// where images have a stride.
+static bool is_compared(int number, const ConvCall &call, ConvDevice device)
+{
+    switch (number) {
+    case CUDA_OPS_CONV2D_SIMT:
+    case CUDA_OPS_CONV2D_WINOGRAD:
+    case CUDA_OPS_CONV2D_PADDED:
+    case CUDA_OPS_CONV2D_IM2COL:
+        return true;
+    case CUDA_OPS_CONV2D_SM90:
+    case CUDA_OPS_CONV2D_MMA:
+        return call.sizes.in_channels < FILLS_SLICES || call.sizes.out_channels < FILLS_SLICES || is_1x1(call);
+    case CUDA_OPS_CONV2D_FEW_CHANNELS:
+        return conv2d_few_channels_microseconds(call, device) < DBL_MAX;
+    default:
+        return false;
+    }
+}
+
+// Whether a row is compared with the first that takes a call. Those of tensor cores are in the order of the table. What
+// makes sums on CUDA cores is not expected to take less time than they, but for im2col where it only copies pixels.
+static bool is_contender(const ConvPath &path, int first, const ConvCall &call, ConvDevice device)
+{
+    const bool tensor_cores = first == CUDA_OPS_CONV2D_SM90 || first == CUDA_OPS_CONV2D_MMA;
+    switch (path.number) {
+    case CUDA_OPS_CONV2D_SIMT:
+        return !tensor_cores && supports(path, call, device);
+    case CUDA_OPS_CONV2D_IM2COL:
+        return (!tensor_cores || is_1x1(call)) && supports(path, call, device);
+    case CUDA_OPS_CONV2D_PADDED:
+    case CUDA_OPS_CONV2D_PATCHES:
+        return supports(path, call, device);
+    case CUDA_OPS_CONV2D_GEMM_1X1:
+        return conv2d_gemm_1x1_is_by_image(call.sizes) && supports(path, call, device);
+    case CUDA_OPS_CONV2D_WINOGRAD:
+        return !tensor_cores && supports(path, call, device);
+    default:
+        return false;
+    }
+}
+
+// The row for a call of any path, whose pointers make no difference; NULL: none takes it.
+static const ConvPath *fastest(const ConvCall &call, ConvDevice device)
+{
+    const ConvCall of = call_of_sizes(call.pass, &call.sizes, call.dtype);
+    const ConvPath *best = nullptr;
+    for (const ConvPath &path : PATHS)
+        if (!best && takes(path, of, CUDA_OPS_CONV2D_FASTEST, device))
+            best = &path;
+    // The times are an H200's; those of GPUs whose memory is slower beside their multiply-adds are not in proportion.
+    if (!best || !conv2d_winograd_is_cheap(device) || device.multiprocessors < 1 || of.sizes.groups != 1 ||
+        is_empty(of.sizes) || of.dtype == CUDA_OPS_FLOAT64 || !is_compared(best->number, of, device))
+        return best;
+    const int first = best->number;
+    double least = microseconds_of(*best, of, device);
+    for (const ConvPath &path : PATHS) {
+        if (path.number == first || !is_contender(path, first, of, device))
+            continue;
+        const double time = microseconds_of(path, of, device);
+        if (time < least) {
+            least = time;
+            best = &path;
+        }
+    }
+    return best;
+}
+
+// The row for a call that asks for path `number`.
+static const ConvPath *chosen_for(const ConvCall &call, int number, ConvDevice device)
+{
+    if (number == CUDA_OPS_CONV2D_FASTEST)
+        return fastest(call, device);
+    for (const ConvPath &path : PATHS)
+        if (takes(path, call, number, device))
+            return &path;
+    return nullptr;
+}
+
+double conv2d_microseconds(const ConvCall &call, ConvDevice device)
+{
+    const ConvPath *const path = fastest(call, device);
+    return path ? microseconds_of(*path, call, device) : DBL_MAX;
+}
+
 extern "C" const char *cuda_ops_conv2d_path_name_cuda(int number)
 {
     for (const ConvPath &path : PATHS)
@@ -121,11 +249,8 @@ static int path_on(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes
 {
     if (cuda_ops_conv2d_check_sizes(sizes) != CUDA_OPS_SUCCESS)
         return -1;
-    const ConvCall call = call_of_sizes(pass, sizes, dtype);
-    for (const ConvPath &row : PATHS)
-        if (takes(row, call, path, device))
-            return row.number;
-    return -1;
+    const ConvPath *const row = chosen_for(call_of_sizes(pass, sizes, dtype), path, device);
+    return row ? row->number : -1;
 }
 
 extern "C" int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
@@ -154,54 +279,73 @@ extern "C" int cuda_ops_conv2d_paths_cuda(cuda_ops_path_report *reports, int roo
         return -1;
     const ConvCall call = call_of_sizes(pass, sizes, dtype);
     const ConvDevice on = device ? *device : current_device();
-    bool chosen = false;
+    const ConvPath *const chosen = chosen_for(call, path, on);
     int count = 0;
     for (const ConvPath &row : PATHS) {
-        const Answer can = supports(row, call, on), is_fast = can && row.is_fast ? row.is_fast(call, on) : YES;
-        const bool takes_it = !chosen && takes(row, call, path, on);
+        const Answer can = supports(row, call, on);
+        Answer is_fast = !can || &row == chosen || !row.is_fast ? YES : row.is_fast(call, on);
+        if (is_fast && path == CUDA_OPS_CONV2D_FASTEST && &row < chosen)
+            is_fast = no("another path is expected to take less time");
         if (count < room)
-            reports[count] = {row.name, row.file,       row.kernels, can ? is_fast.why_not : can.why_not,
-                              can,      can && is_fast, takes_it};
-        chosen = chosen || takes_it;
+            reports[count] = {row.name, row.file,       row.kernels,   can ? is_fast.why_not : can.why_not,
+                              can,      can && is_fast, &row == chosen};
         count++;
     }
     return count;
 }
 
-// On an H200: multiply-adds a microsecond of the simt path; bytes a microsecond, and microseconds to start, of the
-// copies from contiguous to channels_last and back (transpose_images.cu).
-static constexpr double SIMT_RATE = 13e6, COPY_RATE = 3e6, COPIES_START = 4;
+// On an H200: microseconds to start the copies from contiguous to channels_last and back, and for a megabyte of each
+// (transpose_images.cu). Of groups: bytes that they move in a microsecond, and multiply-adds that simt makes in one.
+static constexpr double COPIES_START = 5, COPIES_MEGABYTE = 0.8, COPY_RATE = 3e6, SIMT_RATE = 13e6;
+
+// Whether a path is worth copying images to channels_last for.
+static bool is_of_channels_last(int number)
+{
+    return number == CUDA_OPS_CONV2D_SM90 || number == CUDA_OPS_CONV2D_SM90_HALO || number == CUDA_OPS_CONV2D_MMA ||
+           number == CUDA_OPS_CONV2D_GROUPED || number == CUDA_OPS_CONV2D_GEMM_1X1 || number == CUDA_OPS_CONV2D_IM2COL;
+}
+
+// The same of groups, where simt is taken to need four times as long as the path that is better; grouped has a model of
+// its time, in float32 too.
+static bool groups_want_channels_last(const ConvCall &call, const ConvCall &last, int present, int better,
+                                      double copied, ConvDevice on)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (present != CUDA_OPS_CONV2D_SIMT && present != CUDA_OPS_CONV2D_WINOGRAD)
+        return false;
+    const double depth = (double)(s.in_channels / s.groups * s.kernel_height * s.kernel_width);
+    const double products = (double)s.batch * (double)(s.out_channels * s.out_height * s.out_width) * depth;
+    const bool grouped = better == CUDA_OPS_CONV2D_GROUPED;
+    const double simt = grouped ? conv2d_simt_microseconds(call, on) : products / SIMT_RATE;
+    const double then = grouped ? conv2d_grouped_microseconds(last, on) : 0.25 * simt;
+    const double now = present == CUDA_OPS_CONV2D_WINOGRAD ? conv2d_winograd_microseconds(call, on) : simt;
+    return now - then > 2 * copied / COPY_RATE + 4;
+}
 
 extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
                                                         cuda_ops_dtype dtype, int path,
                                                         const cuda_ops_device_facts *device)
 {
     const ConvDevice on = device ? *device : current_device();
-    cuda_ops_conv2d_sizes last = *sizes;
-    last.input_channels_last = last.output_channels_last = 1;
-    const int present = path == CUDA_OPS_CONV2D_FASTEST ? path_on(pass, sizes, dtype, path, on) : path;
-    if (path != CUDA_OPS_CONV2D_FASTEST || (present != CUDA_OPS_CONV2D_SIMT && present != CUDA_OPS_CONV2D_WINOGRAD))
+    cuda_ops_conv2d_sizes of_last = *sizes;
+    of_last.input_channels_last = of_last.output_channels_last = 1;
+    if (path != CUDA_OPS_CONV2D_FASTEST || dtype == CUDA_OPS_FLOAT64)
         return 0;
-    const int better = path_on(pass, &last, dtype, path, on);
-    const bool tensor_cores =
-        dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16 || (dtype == CUDA_OPS_FLOAT32 && sizes->allow_tf32);
-    if (better != CUDA_OPS_CONV2D_SM90 && better != CUDA_OPS_CONV2D_SM90_HALO && better != CUDA_OPS_CONV2D_MMA &&
-        better != CUDA_OPS_CONV2D_GROUPED &&
-        !((better == CUDA_OPS_CONV2D_GEMM_1X1 || better == CUDA_OPS_CONV2D_IM2COL) && tensor_cores))
+    const int present = path_on(pass, sizes, dtype, path, on), better = path_on(pass, &of_last, dtype, path, on);
+    const bool by_image = present == CUDA_OPS_CONV2D_GEMM_1X1 && conv2d_gemm_1x1_is_by_image(*sizes);
+    if (present < 0 || (present == better && !by_image) || !is_of_channels_last(better))
         return 0;
+    const ConvCall call = call_of_sizes(pass, sizes, dtype), last = call_of_sizes(pass, &of_last, dtype);
     const double input = (double)sizes->batch * (double)(sizes->in_channels * sizes->in_height * sizes->in_width);
     const double output = (double)sizes->batch * (double)(sizes->out_channels * sizes->out_height * sizes->out_width);
-    const int64_t depth = sizes->in_channels / sizes->groups * sizes->kernel_height * sizes->kernel_width;
-    const double products = output * (double)depth;
-    const double copied = (sizes->input_channels_last ? 0 : input) + (sizes->output_channels_last ? 0 : output);
-    const double element = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
-    // The better path is at least four times as fast as simt; grouped, in float32 too, has a model of its time.
-    const bool grouped = better == CUDA_OPS_CONV2D_GROUPED;
-    const ConvCall call = call_of_sizes(pass, sizes, dtype);
-    const double simt = grouped ? conv2d_simt_microseconds(call, on) : products / SIMT_RATE;
-    const double then = grouped ? conv2d_grouped_microseconds(call_of_sizes(pass, &last, dtype), on) : 0.25 * simt;
-    const double now = present == CUDA_OPS_CONV2D_WINOGRAD ? conv2d_winograd_microseconds(call, on) : simt;
-    return now - then > 2 * element * copied / COPY_RATE + COPIES_START;
+    const double copied = ((sizes->input_channels_last ? 0 : input) + (sizes->output_channels_last ? 0 : output)) *
+                          (double)(dtype == CUDA_OPS_FLOAT32 ? 4 : 2);
+    if (sizes->groups > 1)
+        return groups_want_channels_last(call, last, present, better, copied, on);
+    const double now = conv2d_microseconds(call, on), then = conv2d_microseconds(last, on);
+    // Of two that take as long the copies' time is the one that is known better.
+    constexpr double AS_LONG = 1.2;
+    return now < DBL_MAX && then + COPIES_START + COPIES_MEGABYTE * copied / 1e6 < AS_LONG * now;
 }
 
 extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
@@ -212,25 +356,29 @@ extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, cons
     const ConvCall call = call_of_sizes(pass, sizes, dtype);
     const ConvDevice device = current_device();
     // The call's pointers, which are not known here, may be less aligned than a row takes: then a later one runs.
+    const ConvPath *const chosen = chosen_for(call, number, device);
     size_t bytes = 0;
     for (const ConvPath &path : PATHS)
-        if (path.workspace && takes(path, call, number, device)) {
+        if (path.workspace && (&path == chosen || takes(path, call, number, device))) {
             const size_t wanted = path.workspace(call, device);
             bytes = wanted > bytes ? wanted : bytes;
         }
     return bytes;
 }
 
-// A path may find at its launch that it cannot after all (a driver that encodes no tensor maps): then the next row is
-// tried.
+// A path may find at its launch that it cannot after all (a driver that encodes no tensor maps), or not take the call's
+// pointers: then the rows that take it are tried in order.
 static cuda_ops_status launch_first(const ConvCall &call, int number)
 {
     const ConvDevice device = current_device();
     cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
+    const ConvPath *const chosen = chosen_for(call, number, device);
+    if (chosen && supports(*chosen, call, device))
+        status = chosen->launch(call, device);
     for (const ConvPath &path : PATHS) {
         if (status != CUDA_OPS_INVALID_ARGUMENT)
             break;
-        if (takes(path, call, number, device))
+        if (&path != chosen && takes(path, call, number, device))
             status = path.launch(call, device);
     }
     return status;

@@ -1,21 +1,71 @@
-// conv2d with a 1x1 kernel and no padding, channels_last, as one call of gemm:
+// conv2d with a 1x1 kernel and no padding as one call of gemm, channels_last:
 //
 //   output [pixels][o] = input [pixels][c] weight^T
 //   grad_input         = grad_output weight
 //   grad_weight        = grad_output^T input
 //
+// and both gradients of contiguous images, of each image a product:
+//
+//   grad_input [c][pixels] = weight^T grad_output [o][pixels]
+//   grad_weight [o][c]     = grad_output input^T, summed over the images in the end
+//
 // With stride 1 the tensors are the matrices, and the GEMM chooses, also where TF32's wgmma wants its operands K-major.
 // A larger stride is for the weight gradient in TF32 alone: input is transposed to [c][pixel] first, and that copy
 // takes only the pixels that the stride reads. No kernel of its own.
+#include "conv2d/choice.h"
 #include "conv2d/paths.h"
 #include "conv2d/relayout.h"
 #include "conv2d/sm90/transpose.h"
+#include "conv2d/split_k.h"
 #include "gemm/paths.h"
+
+// Whether both images are contiguous, and not channels_last as well.
+bool conv2d_gemm_1x1_is_by_image(const cuda_ops_conv2d_sizes &s)
+{
+    const bool input = !s.input_channels_last || s.in_channels == 1 || s.in_height * s.in_width == 1;
+    const bool output = !s.output_channels_last || s.out_channels == 1 || s.out_height * s.out_width == 1;
+    return input && output && !conv2d_images_are_channels_last(s);
+}
+
+// Whether the images' products are added up.
+static bool sums_images(const ConvCall &call)
+{
+    return conv2d_gemm_1x1_is_by_image(call.sizes) && call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT &&
+           call.sizes.batch > 1;
+}
+
+// Of contiguous images.
+static cuda_ops_gemm_problem problem_of_images(const ConvCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const int64_t pixels = s.out_height * s.out_width, c = s.in_channels, o = s.out_channels;
+    const bool weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
+    cuda_ops_gemm_problem p = {};
+    p.m = weight ? o : c;
+    p.n = weight ? c : pixels;
+    p.k = weight ? pixels : o;
+    p.batch = s.batch;
+    p.transpose_a = !weight;
+    p.transpose_b = weight;
+    p.lda = weight ? pixels : c;
+    p.ldb = pixels;
+    p.ldd = p.n;
+    p.stride_a = weight ? o * pixels : 0;
+    p.stride_b = (weight ? c : o) * pixels;
+    p.stride_d = p.m * p.n;
+    p.alpha = 1;
+    p.dtype = p.bias_dtype = call.dtype;
+    p.output_dtype = sums_images(call) && call.dtype != CUDA_OPS_FLOAT64 ? CUDA_OPS_FLOAT32 : call.dtype;
+    p.allow_tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
+    return p;
+}
 
 // pitch: of the transposed input; 0 where there is none.
 static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (conv2d_gemm_1x1_is_by_image(s))
+        return problem_of_images(call);
     const int64_t pixels = s.batch * s.out_height * s.out_width, c = s.in_channels, o = s.out_channels;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
     cuda_ops_gemm_problem p = {};
@@ -35,6 +85,11 @@ static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
     return p;
 }
 
+cuda_ops_gemm_problem conv2d_gemm_1x1_problem(const ConvCall &call)
+{
+    return problem_of(call, 0);
+}
+
 static bool reads_all_pixels(const cuda_ops_conv2d_sizes &s)
 {
     return s.stride_height == 1 && s.stride_width == 1 && s.out_height == s.in_height && s.out_width == s.in_width;
@@ -47,6 +102,14 @@ static bool transposes(const ConvCall &call, ConvDevice device)
            conv2d_transposes_input(call, device);
 }
 
+// Of the images' products, before they are added up.
+static size_t images_bytes(const ConvCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const int64_t element = call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
+    return sums_images(call) ? conv2d_round_to_256(s.batch * s.out_channels * s.in_channels * element) : 0;
+}
+
 Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
@@ -54,7 +117,9 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
         return no("the kernel is not 1x1 without padding");
     if (s.groups != 1)
         return CONV_NEEDS_ONE_GROUP;
-    if (!conv2d_images_are_channels_last(s))
+    // The GEMM adds a bias to columns, which are pixels where images are contiguous.
+    const bool by_image = conv2d_gemm_1x1_is_by_image(s) && call.pass != CUDA_OPS_CONV2D_FORWARD && reads_all_pixels(s);
+    if (!conv2d_images_are_channels_last(s) && !by_image)
         return CONV_NEEDS_CHANNELS_LAST;
     const bool reads_inside =
         (s.out_height - 1) * s.stride_height < s.in_height && (s.out_width - 1) * s.stride_width < s.in_width;
@@ -68,6 +133,8 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
 // fewer output channels.
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 {
+    if (conv2d_gemm_1x1_is_by_image(call.sizes))
+        return no("of contiguous images another path may take less time");
     ConvCall of_sizes = call; // as the query for the workspace has it, which knows no addresses
     of_sizes.input = of_sizes.weight = of_sizes.output = nullptr;
     of_sizes.result = nullptr;
@@ -82,7 +149,7 @@ size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device)
     size_t bytes = 0;
     if (reads_all_pixels(call.sizes)) {
         const cuda_ops_gemm_problem p = problem_of(call, 0);
-        bytes = (size_t)cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);
+        bytes = images_bytes(call) + (size_t)cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);
     }
     if (transposes(call, device)) {
         const cuda_ops_gemm_problem p = problem_of(call, conv2d_transposed_input_pitch(call.sizes));
@@ -105,7 +172,9 @@ bool conv2d_gemm_1x1_applies(const ConvCall &call)
 cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device)
 {
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
-    const void *const a = forward ? call.input : call.output, *b = weight ? call.input : call.weight;
+    const bool by_image = conv2d_gemm_1x1_is_by_image(call.sizes);
+    const void *const a = forward ? call.input : by_image && !weight ? call.weight : call.output;
+    const void *b = weight ? call.input : by_image ? call.output : call.weight;
     char *workspace = (char *)call.workspace;
     int64_t pitch = 0;
     if (transposes(call, device)) {
@@ -117,5 +186,12 @@ cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device)
         pitch = conv2d_transposed_input_pitch(call.sizes);
     }
     const cuda_ops_gemm_problem p = problem_of(call, pitch);
-    return cuda_ops_gemm_cuda(call.result, a, b, call.bias, workspace, &p, CUDA_OPS_GEMM_FASTEST, call.stream);
+    if (!sums_images(call))
+        return cuda_ops_gemm_cuda(call.result, a, b, call.bias, workspace, &p, CUDA_OPS_GEMM_FASTEST, call.stream);
+    void *const images = workspace;
+    const cuda_ops_status status = cuda_ops_gemm_cuda(images, a, b, nullptr, workspace + images_bytes(call), &p,
+                                                      CUDA_OPS_GEMM_FASTEST, call.stream);
+    return status == CUDA_OPS_SUCCESS
+               ? conv2d_sum_splits(call.result, images, p.m * p.n, p.batch, call.dtype, call.stream)
+               : status;
 }

@@ -7,23 +7,18 @@
 //
 // For what Winograd's algorithm does not take: the GEMM makes twice as many products in a time as the simt path, whose
 // addresses have to be computed on the way. A thread copies, or adds up, 16 bytes of a pixel; bound by memory. With a
-// 1x1 kernel and a stride the columns are the pixels that are read. In 16 bits it is for the few channels of a stem whose
-// stride is larger than two: of every stride phase's tile of 64 columns the sm90 path would use three.
+// 1x1 kernel and a stride the columns are the pixels that are read. In 16 bits it is for channels that are no whole
+// vectors of 16 bytes.
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/fast_division.cuh"
+#include "conv2d/choice.h"
 #include "conv2d/paths.h"
 #include "conv2d/relayout.h"
 #include "gemm/paths.h"
 
 static constexpr int THREADS = 256;
 static constexpr int64_t MOST_BYTES = 256 << 20; // of the columns
-
-// The model of times, of an H100: bytes a microsecond, microseconds to start a copy. The GEMM has faster kernels for
-// small products than the one whose model is asked, and simt takes longer than its model says where its addresses jump:
-// beside simt this path is expected SOONER, by half at most, and taken up to SLACK times simt's expected time, both as
-// fitted to 48 products (benchmarks/notes/conv2d.md).
-static constexpr double BYTES_RATE = 2.5e6, START = 2, SOONER = 3, SLACK = 1.25;
 
 struct Columns {
     int in_height, in_width, out_height, out_width;
@@ -128,7 +123,7 @@ static int64_t columns_elements(const cuda_ops_conv2d_sizes &s)
     return s.batch * s.out_height * s.out_width * s.kernel_height * s.kernel_width * s.in_channels;
 }
 
-static cuda_ops_gemm_problem problem_of(const ConvCall &call)
+cuda_ops_gemm_problem conv2d_im2col_problem(const ConvCall &call)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const int64_t pixels = s.batch * s.out_height * s.out_width, o = s.out_channels;
@@ -159,15 +154,6 @@ static size_t weight_bytes(const ConvCall &call)
                                      (call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2));
 }
 
-double conv2d_im2col_microseconds(const ConvCall &call, ConvDevice device)
-{
-    const cuda_ops_conv2d_sizes &s = call.sizes;
-    const double input = (double)s.batch * (double)(s.in_channels * s.in_height * s.in_width);
-    // The product reads or writes the columns once more, partly beside its products.
-    return START * (weight_bytes(call) > 0 ? 2 : 1) + 4 * (input + 1.5 * (double)columns_elements(s)) / BYTES_RATE +
-           gemm_simt_microseconds(problem_of(call), device);
-}
-
 Answer conv2d_im2col_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
@@ -187,35 +173,22 @@ Answer conv2d_im2col_supports(const ConvCall &call, ConvDevice device)
         s.batch * s.out_height * s.out_width > most / (taps * s.in_channels) ||
         s.out_channels > INT32_MAX / (taps * s.in_channels))
         return no("its columns do not fit into 256 MB");
-    return gemm_path_on(problem_of(call), device) >= 0 ? YES : no("the GEMM has no kernel for the product");
+    return gemm_path_on(conv2d_im2col_problem(call), device) >= 0 ? YES : no("the GEMM has no kernel for the product");
 }
 
-// The channels and strides of a stem from which on 16 bits take this path.
-static constexpr int64_t FEW_CHANNELS = 4, LARGE_STRIDE = 3;
-
+// Of one group the choice compares expected times (conv2d.cu).
 Answer conv2d_im2col_is_fast(const ConvCall &call, ConvDevice device)
 {
-    const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (call.dtype != CUDA_OPS_FLOAT32)
-        return s.in_channels <= FEW_CHANNELS && s.stride_height >= LARGE_STRIDE && s.stride_width >= LARGE_STRIDE &&
-                       s.kernel_height * s.kernel_width > 1
-                   ? YES
-                   : no("of 16 bits for few channels and strides of three and more");
-    if (call.sizes.allow_tf32)
-        return no("chosen only where float32 is not rounded to TF32");
-    const double here = conv2d_im2col_microseconds(call, device);
-    const double sooner = here - SOONER > here / 2 ? here - SOONER : here / 2;
-    if (sooner > SLACK * conv2d_simt_microseconds(call, device))
-        return no("its copies cost more than its products save");
-    return conv2d_winograd_supports(call, device) && conv2d_winograd_is_fast(call, device) &&
-                   conv2d_winograd_microseconds(call, device) < here
-               ? no("Winograd's algorithm is faster")
-               : YES;
+    if (call.dtype != CUDA_OPS_FLOAT32 || call.sizes.allow_tf32)
+        return no("chosen only where it is expected to take less time than tensor cores");
+    return conv2d_im2col_microseconds(call, device) <= conv2d_simt_expected_microseconds(call, device)
+               ? YES
+               : no("its copies cost more than its products save");
 }
 
 size_t conv2d_im2col_workspace(const ConvCall &call, ConvDevice)
 {
-    const cuda_ops_gemm_problem p = problem_of(call);
+    const cuda_ops_gemm_problem p = conv2d_im2col_problem(call);
     return conv2d_round_to_256(columns_elements(call.sizes) * 4) + weight_bytes(call) +
            (size_t)cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);
 }
@@ -284,7 +257,7 @@ cuda_ops_status conv2d_im2col(const ConvCall &call, ConvDevice)
     char *const ordered = columns + conv2d_round_to_256(columns_elements(s) * 4), *const gemm =
                                                                                       ordered + weight_bytes(call);
     const bool relays = weight_bytes(call) > 0;
-    const cuda_ops_gemm_problem p = problem_of(call);
+    const cuda_ops_gemm_problem p = conv2d_im2col_problem(call);
     cuda_ops_status status = CUDA_OPS_SUCCESS;
     if (relays && !is_weight(call))
         status = conv2d_relayout(ordered, call.weight, conv2d_weight_relayout(call, false), call.dtype, call.stream);

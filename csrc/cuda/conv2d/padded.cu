@@ -6,6 +6,7 @@
 //
 // A channel that is not there is zero in the image and in the weight, so that non-finite values stay where they are.
 #include "common/aligned_vector.cuh"
+#include "conv2d/choice.h"
 #include "conv2d/pad_channels.h"
 #include "conv2d/relayout.h"
 #include "cuda_ops/transpose_images.h"
@@ -132,11 +133,16 @@ static double copy_time(size_t bytes)
     return bytes > 0 ? COPY_START + 2 * (double)bytes / COPY_RATE : 0;
 }
 
-Answer conv2d_padded_is_fast(const ConvCall &call, ConvDevice device)
+double conv2d_padded_microseconds(const ConvCall &call, ConvDevice device)
 {
     const Padded padded = padded_of(call);
-    const double time = inner_of(padded.call, device).microseconds + copy_time(padded.input_bytes) +
-                        copy_time(padded.output_bytes) + copy_time(padded.result_bytes);
+    return inner_of(padded.call, device).microseconds + copy_time(padded.input_bytes) + copy_time(padded.output_bytes) +
+           copy_time(padded.result_bytes);
+}
+
+Answer conv2d_padded_is_fast(const ConvCall &call, ConvDevice device)
+{
+    const double time = conv2d_padded_microseconds(call, device);
     // Simt's model is of one group. In those of 6 to 18 channels that were measured it takes 1.3 to 4 times as long.
     constexpr double GROUPS_SLOWER = 1.5;
     if (time >= (call.sizes.groups > 1 ? GROUPS_SLOWER : 1) * conv2d_simt_microseconds(call, device))

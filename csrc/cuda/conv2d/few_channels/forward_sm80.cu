@@ -461,12 +461,38 @@ Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
 // as an H200 had it.
 static constexpr int64_t STRIDED_TILES = 12, STRIDED_TILES_3X3 = 6;
 static constexpr int64_t STRIDED_TILES_BACKWARD = 2, STRIDED_TILES_BACKWARD_3X3 = 1;
+// From this stride on by FMA, and so many taps of a strided gradient of weight in 16 bits, other paths take less time.
+static constexpr int64_t LARGE_STRIDE = 3, MANY_TAPS = 64;
+
+// A 1x1 kernel is a product of matrices but for what an H200 had otherwise: gradients of contiguous images in 16 bits, of
+// which the GEMM makes a product each with so few rows, and of very many pixels in TF32.
+static constexpr int64_t MANY_PIXELS_1X1 = 150000, MANY_IMAGES_1X1 = 32, FEW_1X1 = 2;
+
+static bool takes_1x1(const ConvCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (call.pass != CUDA_OPS_CONV2D_BACKWARD_INPUT || s.stride_height != 1 || s.stride_width != 1)
+        return false;
+    if (call.dtype == CUDA_OPS_FLOAT32)
+        return s.allow_tf32 && s.in_channels > 2 && s.batch * s.out_height * s.out_width >= MANY_PIXELS_1X1;
+    return !s.output_channels_last && s.out_height * s.out_width > 1 && s.in_channels <= FEW_1X1 &&
+           s.batch >= MANY_IMAGES_1X1;
+}
 
 Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (call.pass == CUDA_OPS_CONV2D_FORWARD && s.kernel_height * s.kernel_width == 1)
+    if (s.kernel_height * s.kernel_width == 1 && !takes_1x1(call))
         return no("a 1x1 kernel has no taps whose pixels it could share");
+    if (few_math(call) == FEW_FMA && call.pass != CUDA_OPS_CONV2D_BACKWARD_INPUT && s.stride_height >= LARGE_STRIDE &&
+        s.stride_width >= LARGE_STRIDE)
+        return no("under a large stride its tiles have few pixels for the patch of input");
+    if (few_math(call) == FEW_FMA && call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s.stride_height == 1 &&
+        s.stride_width == 1 && conv2d_im2col_supports(call, device))
+        return no("the GEMM makes the sums of few channels faster, by way of columns");
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && call.dtype != CUDA_OPS_FLOAT32 &&
+        s.stride_height * s.stride_width > 1 && s.kernel_height * s.kernel_width >= MANY_TAPS)
+        return no("patches, or padded channels, have so many taps in less time");
     if (few_math(call) == FEW_FMA && s.stride_height * s.stride_width > 1) {
         const int64_t tiles = ceil_div(s.batch * s.out_height * s.out_width, TILE_PIXELS);
         const bool is_small = s.kernel_height * s.kernel_width <= 9;

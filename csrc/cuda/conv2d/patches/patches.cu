@@ -7,9 +7,11 @@
 // whose patches are the image in another order. k counts the lines of a kernel, and along a line its elements, as they
 // lie side by side in the image: kernel_width of a channel, or kernel_width x channels in channels_last. A thread makes
 // the same 16 bytes of several pixels' patches, of runs of as many elements as the sizes align. Bound by memory. Of few
-// taps forward is one kernel, with the patches in shared memory (forward_sm80.cu).
+// taps forward is one kernel, with the patches in shared memory (forward_sm80.cu). Where patches share pixels grad_input
+// is cut otherwise (rectangles.cu).
 #include "conv2d/patches/patches.cuh"
 
+#include "conv2d/choice.h"
 #include "conv2d/relayout.h"
 #include "cuda_ops/transpose_images.h"
 #include "gemm/paths.h"
@@ -153,6 +155,11 @@ static bool are_apart(const cuda_ops_conv2d_sizes &s)
            (s.out_width == 1 || s.kernel_width <= s.stride_width);
 }
 
+bool conv2d_patches_share_pixels(const ConvCall &call)
+{
+    return is_input(call) && !are_apart(call.sizes);
+}
+
 // Whether the weight, or its gradient, lies in memory as [o][pitch].
 static bool weight_is_ready(const ConvCall &call)
 {
@@ -161,7 +168,7 @@ static bool weight_is_ready(const ConvCall &call)
            (conv2d_weight_is_channels_last(s) ? input_is_last(s) || s.in_channels == 1 : !input_is_last(s));
 }
 
-static cuda_ops_gemm_problem problem_of(const ConvCall &call)
+cuda_ops_gemm_problem conv2d_patches_problem(const ConvCall &call)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const int64_t image = s.out_height * s.out_width, pixels = pixels_of(s), o = s.out_channels;
@@ -208,16 +215,16 @@ static Parts parts_of(const ConvCall &call)
 Answer conv2d_patches_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (call.dtype != CUDA_OPS_FLOAT16 && call.dtype != CUDA_OPS_BFLOAT16)
-        return NEEDS_HALVES;
     if (s.groups != 1)
         return CONV_NEEDS_ONE_GROUP;
     if (device.capability < 80)
         return NEEDS_80;
+    if (conv2d_patches_share_pixels(call))
+        return conv2d_rectangles_supports(call, device);
+    if (call.dtype != CUDA_OPS_FLOAT16 && call.dtype != CUDA_OPS_BFLOAT16)
+        return NEEDS_HALVES;
     if (s.dilation_width > 1 && s.kernel_width > 1)
         return no("elements of a kernel's line do not lie side by side");
-    if (is_input(call) && !are_apart(s))
-        return no("patches share pixels, whose gradients would have to be added");
     // Within which all that the kernels count in 32 bits has room.
     const int64_t most = MOST_BYTES / 2, channels = input_is_last(s) ? s.in_channels : 1;
     const auto fits = [&](int64_t first, int64_t second, int64_t limit) { return first <= limit / second; };
@@ -248,6 +255,9 @@ static constexpr int64_t FEW_TAPS_FORWARD = 32, FEW_TAPS_WEIGHT = 64;
 // multiplies them.
 static constexpr int64_t MANY_PIXELS = 200000;
 
+// Of rectangles: from this stride on.
+static constexpr int64_t LARGE_STRIDE = 3;
+
 Answer conv2d_patches_is_fast(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
@@ -255,6 +265,10 @@ Answer conv2d_patches_is_fast(const ConvCall &call, ConvDevice)
         return no("other paths read so many channels as vectors, or copies of them");
     if (s.kernel_height * s.kernel_width == 1)
         return no("a 1x1 kernel's patches are the pixels");
+    if (conv2d_patches_share_pixels(call))
+        return s.stride_height >= LARGE_STRIDE && s.stride_width >= LARGE_STRIDE
+                   ? YES
+                   : no("of few stride phases another path may take less time");
     const int64_t strides = (s.out_height == 1 ? 1 : s.stride_height) * (s.out_width == 1 ? 1 : s.stride_width);
     if (is_input(call) || are_apart(s) || strides > FEW_STRIDES)
         return YES;
@@ -289,7 +303,7 @@ bool conv2d_patches_applies(const ConvCall &call)
 
 static size_t workspace_of(const ConvCall &call)
 {
-    const cuda_ops_gemm_problem p = problem_of(call);
+    const cuda_ops_gemm_problem p = conv2d_patches_problem(call);
     const Parts parts = parts_of(call);
     return parts.patches + parts.weight + parts.output +
            (size_t)cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);
@@ -336,6 +350,8 @@ size_t conv2d_patches_memory_workspace(const ConvCall &call)
 
 size_t conv2d_patches_workspace(const ConvCall &call, ConvDevice)
 {
+    if (conv2d_patches_share_pixels(call))
+        return conv2d_rectangles_workspace(call);
     return in_shared_memory(call) ? 0 : conv2d_patches_memory_workspace(call);
 }
 
@@ -397,7 +413,7 @@ cuda_ops_status conv2d_patches_in_memory(const ConvCall &call, ConvDevice device
     char *const patches = (char *)call.workspace, *const ordered = patches + parts.patches;
     char *const transposed = ordered + parts.weight, *const workspace = transposed + parts.output;
     const bool copies_weight = parts.weight > 0 && !is_weight(call);
-    const cuda_ops_gemm_problem p = problem_of(call);
+    const cuda_ops_gemm_problem p = conv2d_patches_problem(call);
     const void *output = call.output;
     cuda_ops_status status = CUDA_OPS_SUCCESS;
     if (parts.output > 0) {
@@ -434,6 +450,8 @@ cuda_ops_status conv2d_patches_in_memory(const ConvCall &call, ConvDevice device
 
 cuda_ops_status conv2d_patches(const ConvCall &call, ConvDevice device)
 {
+    if (conv2d_patches_share_pixels(call))
+        return conv2d_rectangles(call);
     return in_shared_memory(call) ? conv2d_patches_forward(call, conv2d_patches_of(call), device)
                                   : conv2d_patches_in_memory(call, device);
 }

@@ -6,6 +6,7 @@
 
 #include <limits.h>
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/fast_division.cuh"
 #include "conv2d/paths.h"
@@ -125,22 +126,31 @@ struct PatchVector {
     }
 };
 
-// The elements of a run: a power of two that all places in the images where one may begin are multiples of.
-static inline int conv2d_patches_run(const Patches &p, const void *images)
+// The elements of a run, of so many bytes each: a power of two that all places in the images where one may begin are
+// multiples of.
+static inline int conv2d_patches_run(const Patches &p, const void *images, int element = 2)
 {
     const uint64_t all = (uint64_t)p.length | (uint64_t)p.run_length | (uint64_t)p.step_x | (uint64_t)p.shift_x |
-                         (uint64_t)(uintptr_t)images / 2;
-    int run = VECTOR;
+                         (uint64_t)(uintptr_t)images / element;
+    int run = 16 / element;
     while (all % run != 0)
         run /= 2;
     return run;
 }
 
 Patches conv2d_patches_of(const ConvCall &call);
+// Whether it is rectangles that grad_input is cut into.
+bool conv2d_patches_share_pixels(const ConvCall &call);
 
 // All passes by way of device memory and gemm (patches.cu).
 size_t conv2d_patches_memory_workspace(const ConvCall &call);
 cuda_ops_status conv2d_patches_in_memory(const ConvCall &call, ConvDevice device);
+
+// The gradient of the input where patches share pixels (rectangles.cu), in float32 too.
+Answer conv2d_rectangles_supports(const ConvCall &call, ConvDevice device);
+double conv2d_rectangles_microseconds(const ConvCall &call, ConvDevice device);
+size_t conv2d_rectangles_workspace(const ConvCall &call);
+cuda_ops_status conv2d_rectangles(const ConvCall &call);
 
 // Forward in one kernel (forward_sm80.cu), which reads elements one by one.
 bool conv2d_patches_forward_fits(const Patches &p);

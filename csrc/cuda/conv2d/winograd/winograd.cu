@@ -13,6 +13,7 @@
 // Rounding errors, relative to the norm of the result, are about as large as the sum's own by F(2x2), and twice as large
 // by F(4x4) (benchmarks/notes/conv2d_winograd.md). A NaN or an infinity makes NaN of whole tiles.
 #include "common/common.cuh"
+#include "conv2d/choice.h"
 #include "conv2d/relayout.h"
 #include "conv2d/winograd/parts.h"
 #include "gemm/paths.h"
@@ -204,10 +205,15 @@ double conv2d_winograd_microseconds(const ConvCall &call, ConvDevice device)
     return microseconds_of(call, plan_for(call), device);
 }
 
+// The others' memory is a half to a quarter as fast beside their multiply-adds.
+bool conv2d_winograd_is_cheap(ConvDevice device)
+{
+    return device.capability == 80 || device.capability == 90 || device.capability == 100;
+}
+
 Answer conv2d_winograd_is_fast(const ConvCall &call, ConvDevice device)
 {
-    // The others' memory is a half to a quarter as fast beside their multiply-adds.
-    if (device.capability != 80 && device.capability != 90 && device.capability != 100)
+    if (!conv2d_winograd_is_cheap(device))
         return no("chosen only on GPUs with high-bandwidth memory (capability 8.0, 9.0 and 10.0)");
     const double here = conv2d_winograd_microseconds(call, device), there = conv2d_simt_microseconds(call, device);
     return here < WORTHWHILE * there && here + LEAST_SAVING < there
