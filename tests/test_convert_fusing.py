@@ -602,3 +602,23 @@ def test_a_run_reads_what_its_first_layer_read(training):
     x = torch.randn(2, 4, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(model(x.clone()), native(x.clone()))
+
+
+@pytest.mark.parametrize("channels", [fusing.MOST_BLOCK_CHANNELS, fusing.MOST_BLOCK_CHANNELS + 1])
+def test_on_the_cpu_a_block_of_many_channels_is_made_by_its_layers(channels, monkeypatch):
+    calls = []
+    block = fusing.conv_bn_relu_pool_modules
+    monkeypatch.setattr(fusing, "conv_bn_relu_pool_modules", lambda *a: calls.append(a) or block(*a))
+    layers = torch.nn.Conv2d(channels, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+    theirs = torch.nn.Sequential(*layers).double()
+    ours = copy.deepcopy(theirs)
+    cuda_ops.convert(ours)
+    x = torch.randn(2, channels, 8, 8, dtype=torch.float64)
+    y, expected = ours(x), theirs(x)
+    assert len(calls) == (channels <= fusing.MOST_BLOCK_CHANNELS)
+    torch.testing.assert_close(y, expected)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+    torch.testing.assert_close(ours[1].running_var, theirs[1].running_var)

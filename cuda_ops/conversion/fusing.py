@@ -49,6 +49,7 @@ GATES = {"S": "sigmoid", "H": "hardsigmoid"}  # scale_channels
 ATTENTION = (layers.MultiheadAttention, nn.MultiheadAttention)
 MOST_PRODUCTS = 1 << 26  # of excitation, whose weights are read anew for every eight images
 MOST_WINDOW = 255  # of conv_bn_relu_pool
+MOST_BLOCK_CHANNELS = 32  # of its input on the CPU: with more, conv2d's products are faster than what the block saves
 HALVES = (torch.float16, torch.bfloat16)
 LAYER_NORM_2D = ("torchvision.models.convnext", "LayerNorm2d")
 
@@ -306,6 +307,9 @@ def conv_bn_relu_pool(input: Tensor, conv, norm, relu, pool, window=None) -> Ten
         and (norm.training or not (torch.is_grad_enabled() or torch.jit.is_tracing()))
         and (pool is None or is_simple_window(pool))
     ):
+        if input.is_cpu and conv.in_channels > MOST_BLOCK_CHANNELS:
+            output = batch_norm_act(conv(input), norm, "relu" if relu is None else relu)
+            return Functions.max_pool2d(output, *window) if pool is None else pool(output)
         if pool is not None:
             window = pool.kernel_size, pool.stride, pool.padding
         return conv_bn_relu_pool_modules(input, conv, norm, *window)
