@@ -8,6 +8,8 @@
 #include "common/common.cuh"
 #include "gemm/paths.h"
 #include "gemm/simt/parts.h"
+#include "gemm/sm90_shared_k/sm90_shared_k.h"
+#include "gemm/sm90_unaligned/sm90_unaligned.h"
 #include "gemm/times.h"
 
 static const GemmPath PATHS[] = {
@@ -48,6 +50,12 @@ static const GemmPath PATHS[] = {
     // 17: a long operand with few columns, or few of k and long rows of D.
     {17, "narrow", "gemm/narrow/", "gemm_narrow_rows_kernel gemm_narrow_columns_kernel gemm_narrow_outer_kernel",
      gemm_narrow_supports, gemm_narrow_workspace, gemm_narrow},
+    // 18: rows of multiples of 4 or 8 bytes in 16 bits, which TMA cannot read either.
+    {18, "sm90_unaligned", "gemm/sm90_unaligned/", "gemm_sm90_unaligned_kernel", gemm_sm90_unaligned_supports,
+     gemm_sm90_unaligned_workspace, gemm_sm90_unaligned},
+    // 19: few tiles and a long k in 16 bits, whose sums a cluster adds.
+    {19, "sm90_shared_k", "gemm/sm90_shared_k/", "gemm_sm90_shared_k_kernel", gemm_sm90_shared_k_supports,
+     gemm_sm90_shared_k_workspace, gemm_sm90_shared_k},
 };
 
 static const GemmPath *path_numbered(int number)
@@ -537,6 +545,10 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     const cuda_ops_gemm_problem &p = call.problem;
     if (only == GEMM_NARROW)
         return gemm_narrow_plan(p, device);
+    if (only == GEMM_SM90_UNALIGNED)
+        return gemm_sm90_unaligned_plan(p, device);
+    if (only == GEMM_SM90_SHARED_K)
+        return gemm_sm90_shared_k_plan(p, device);
     double least = 0, padded = 0;
     const GemmPlan in_place = tabled_plan(call, device, only, &least);
     GemmPlan plan = in_place;
@@ -545,12 +557,26 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
         if (plan.path == 0 || padded < least)
             plan = copied, least = padded;
     }
-    if (only != 0 || plan.path == 0 || !gemm_narrow_supports(without_pointers(p), device) ||
-        gemm_narrow_microseconds(p, device) >= least)
+    if (only != 0 || plan.path == 0)
         return plan;
-    // An address that the problem does not tell of: the query for the workspace took narrow, and padded may have no
+    const GemmCall sizes = without_pointers(p);
+    bool is_taken = true;                            // by the call's addresses too
+    if (gemm_sm90_shared_k_supports(call, device)) { // as sm90 does
+        const double shared = gemm_sm90_shared_k_microseconds(p, device);
+        if (shared < least)
+            plan = gemm_sm90_shared_k_plan(p, device), least = shared;
+    }
+    if (gemm_narrow_supports(sizes, device)) {
+        const double narrow = gemm_narrow_microseconds(p, device);
+        if (narrow < least)
+            plan = gemm_narrow_plan(p, device), least = narrow, is_taken = gemm_narrow_supports(call, device);
+    }
+    if (gemm_sm90_unaligned_is_for(p) && gemm_sm90_unaligned_supports(sizes, device) &&
+        gemm_sm90_unaligned_microseconds(p, device) < least)
+        plan = gemm_sm90_unaligned_plan(p, device), is_taken = gemm_sm90_unaligned_supports(call, device);
+    // An address that the problem does not tell of: the query for the workspace took that path, and padded may have no
     // room in what it asked for.
-    return gemm_narrow_supports(call, device) ? gemm_narrow_plan(p, device) : in_place;
+    return is_taken ? plan : in_place;
 }
 
 // Whether the plan's kernel can also store the preactivation.
@@ -641,6 +667,10 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
         return gemm_padded_planned(call, device, plan);
     case GEMM_NARROW:
         return gemm_narrow_planned(call, device, plan);
+    case GEMM_SM90_UNALIGNED:
+        return gemm_sm90_unaligned_planned(call, device, plan);
+    case GEMM_SM90_SHARED_K:
+        return gemm_sm90_shared_k_planned(call, device, plan);
     default:
         return path_numbered(plan.path)->launch(call, device);
     }
@@ -660,7 +690,7 @@ extern "C" int cuda_ops_gemm_path_cuda(const cuda_ops_gemm_problem *problem, int
 // The ladder's rungs that the choice never takes are reported too, since they can be forced.
 static bool is_never_chosen(int path)
 {
-    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_NARROW;
+    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_SM90_SHARED_K;
 }
 
 extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem,
@@ -672,9 +702,11 @@ extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room,
     int count = 0;
     for (const GemmPath &row : PATHS) {
         const Answer supports = row.supports(call, on);
-        const Answer is_fast = row.number == chosen && path == CUDA_OPS_GEMM_FASTEST ? YES
-                               : is_never_chosen(row.number) ? no("a rung of the ladder that the choice never takes")
-                                                             : no("slower by the times of gemm/times.h and narrow.cu");
+        const Answer is_fast =
+            row.number == chosen && path == CUDA_OPS_GEMM_FASTEST ? YES
+            : is_never_chosen(row.number)
+                ? no("a rung of the ladder that the choice never takes")
+                : no("slower by the times of gemm/times.h, narrow.cu, sm90_unaligned.cu and sm90_shared_k.cu");
         if (count < room)
             reports[count] = {row.name,
                               row.file,
@@ -769,12 +801,14 @@ static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm
                gemm_simt_takes(call, device, internal(call.problem, plan));
     return is_valid(call) && path && path->supports(call, device) && plan.tile >= 0 && plan.splits >= 1 &&
            (!call.problem.preactivation || can_keep(internal(call.problem, plan))) &&
-           plan.splits <= (kernel == GEMM_MMA           ? call.problem.dtype == CUDA_OPS_FLOAT64 ? 32 : 1
-                           : kernel == GEMM_SM90        ? MOST_SM90_SPLITS
-                           : kernel == GEMM_SM90_SKINNY ? 8
-                           : kernel == GEMM_DIRECT      ? 16
-                           : kernel == GEMM_NARROW      ? MOST_NARROW_SPLITS
-                                                        : 1);
+           plan.splits <= (kernel == GEMM_MMA              ? call.problem.dtype == CUDA_OPS_FLOAT64 ? 32 : 1
+                           : kernel == GEMM_SM90           ? MOST_SM90_SPLITS
+                           : kernel == GEMM_SM90_SKINNY    ? 8
+                           : kernel == GEMM_DIRECT         ? 16
+                           : kernel == GEMM_NARROW         ? MOST_NARROW_SPLITS
+                           : kernel == GEMM_SM90_UNALIGNED ? MOST_SM90_UNALIGNED_SPLITS
+                           : kernel == GEMM_SM90_SHARED_K  ? MOST_SM90_SHARED_K_SPLITS
+                                                           : 1);
 }
 
 extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, const cuda_ops_gemm_problem *problem,
@@ -807,6 +841,8 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
         return gemm_padded_planned_workspace(*problem, internal(*problem, *plan));
     if (plan->path == GEMM_NARROW)
         return gemm_narrow_planned_workspace(*problem, internal(*problem, *plan));
+    if (plan->path == GEMM_SM90_UNALIGNED || plan->path == GEMM_SM90_SHARED_K)
+        return gemm_splits_bytes(*problem, plan->splits);
     return path && path->workspace ? path->workspace(*problem, current_device()) : 0;
 }
 
