@@ -1,4 +1,4 @@
-"""gemm's path sm90_unaligned: 16 bits whose rows are multiples of 4 or 8 bytes, copied by threads to where wgmma reads."""
+"""gemm's path sm90_unaligned: 16 bits whose rows are multiples of 4 or 8 bytes, copied to where wgmma reads."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ def hopper():
 
 
 def matrices(batch, rows, columns, dtype, turned, gap=0, shift=0, seed=0):
-    """`gap` elements of NaN after each row, stored as the transpose where `turned`, `shift` elements beyond 16 bytes."""
+    """`gap` elements of NaN after each row, stored as the transpose where `turned`, `shift` elements on in memory."""
     generator = torch.Generator("cuda").manual_seed(seed + rows + 7 * columns)
     rows, columns = (columns, rows) if turned else (rows, columns)
     pitch = columns + gap

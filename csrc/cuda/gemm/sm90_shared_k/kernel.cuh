@@ -16,10 +16,10 @@
 #include "ptx/wgmma.cuh"
 
 // MN-major is what the kernel calls A stored k x m and B stored k x n. A warpgroup loads, two multiply 64 rows each.
-template <typename T_, bool A_MN_MAJOR_, bool B_MN_MAJOR_>
+template <typename T_, int N_, bool A_MN_MAJOR_, bool B_MN_MAJOR_>
 struct SharedTile {
     typedef T_ T;
-    static constexpr int M = 128, N = 128, STAGES = 6, GROUP_M = 64, THREADS = 3 * WARPGROUP;
+    static constexpr int M = 128, N = N_, STAGES = N == 64 ? 9 : 6, GROUP_M = 64, THREADS = 3 * WARPGROUP;
     static constexpr bool A_MN_MAJOR = A_MN_MAJOR_, B_MN_MAJOR = B_MN_MAJOR_;
     static constexpr int CLUSTER_M = 1, CLUSTER_N = 1; // what the blocks of a cluster share is no operand
     static constexpr int ROW = SWIZZLE_ROW / (int)sizeof(T), K = ROW;
@@ -28,9 +28,9 @@ struct SharedTile {
     static constexpr int RING_BYTES = STAGES * STAGE_BYTES,
                          SHARED_BYTES = SWIZZLE_ATOM + RING_BYTES + (2 * STAGES + 1) * 8;
     // Sums change hands by units of 8 columns, four sums a thread.
-    static constexpr int UNITS = N / 8, UNIT_BYTES = 2 * WARPGROUP * 16;
+    static constexpr int UNITS = N / 8, UNIT_BYTES = 2 * WARPGROUP * 16, SENT_TOGETHER = UNITS / 4;
     static_assert(sizeof(T) == 2 && SHARED_BYTES <= 232448, "16 bits, and an SM's shared memory");
-    static_assert(RING_BYTES >= (UNITS / LEAST_SHARED_K + MOST_SHARED_K) * UNIT_BYTES * 2, "room for all blocks' sums");
+    static_assert(RING_BYTES >= (UNITS + MOST_SHARED_K) * UNIT_BYTES, "room for all blocks' sums");
 };
 
 struct SharedWork : AheadGemmWork {
@@ -45,16 +45,16 @@ __device__ __forceinline__ int first_unit(int rank, int units, int shares)
     return (rank * units + shares - 1) / shares;
 }
 
-// Sends a thread's sums of four units to the blocks that finish them. There the units lie one after the other, each from
-// all blocks in their order.
-template <typename C, int FIRST>
+// Sends a thread's sums of a quarter of the units to the blocks that finish them. There the units lie one after the
+// other, each from all blocks in their order.
+template <typename C, int QUARTER>
 __device__ __forceinline__ void send_units(const float (&sum)[C::N / 2], uint32_t sums, uint32_t arrived, int rank,
                                            int shares)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < C::SENT_TOGETHER; i++) {
         constexpr int UNITS = C::UNITS;
-        const int unit = FIRST + i, owner = unit * shares / UNITS;
+        const int unit = QUARTER * C::SENT_TOGETHER + i, owner = unit * shares / UNITS;
         const float *const s = sum + 4 * unit;
         const float4 four = make_float4(s[0], s[1], s[2], s[3]);
         const uint32_t to = sums + ((unit - first_unit(owner, UNITS, shares)) * shares + rank) * C::UNIT_BYTES;
@@ -239,21 +239,20 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         cluster_wait();
         const uint32_t mine = stages + (threadIdx.x - WARPGROUP) * 16;
         // The blocks begin with different units, so that they do not all send to the same block at once.
-        static_assert(C::UNITS == 16, "four times four units");
 #pragma unroll 1
-        for (int i = 0, part = rank * 4 / shares; i < 4; i++, part++)
-            switch (part % 4) {
+        for (int i = 0, quarter = rank * 4 / shares; i < 4; i++, quarter++)
+            switch (quarter % 4) {
             case 0:
                 send_units<C, 0>(sum, mine, arrived, rank, shares);
                 break;
             case 1:
-                send_units<C, 4>(sum, mine, arrived, rank, shares);
+                send_units<C, 1>(sum, mine, arrived, rank, shares);
                 break;
             case 2:
-                send_units<C, 8>(sum, mine, arrived, rank, shares);
+                send_units<C, 2>(sum, mine, arrived, rank, shares);
                 break;
             default:
-                send_units<C, 12>(sum, mine, arrived, rank, shares);
+                send_units<C, 3>(sum, mine, arrived, rank, shares);
             }
         mbarrier_wait_cluster(arrived, 0);
         finish_units<C>(work, mine, (int64_t)split * work.batch + batch, first_m + group * C::GROUP_M, first_n, first,
@@ -276,7 +275,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     SharedWork work = {};
     (GemmWork &)work = work_of(call);
     work.clusters_m = (int)ceil_div(p.m, C::M), work.clusters_n = (int)ceil_div(p.n, C::N);
-    work.shares = plan.tile, work.splits = plan.splits;
+    work.shares = shares_of(plan.tile), work.splits = plan.splits;
     work.ahead = stages_ahead(plan.splits);
     if (plan.splits > 1) {
         if (!call.workspace)
@@ -288,15 +287,22 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
         work.activation = CUDA_OPS_GEMM_NONE;
         work.output_is_float = 1;
     }
-    const int64_t blocks = (int64_t)work.clusters_m * work.clusters_n * p.batch * plan.splits * plan.tile;
+    const int64_t blocks = (int64_t)work.clusters_m * work.clusters_n * p.batch * plan.splits * work.shares;
     if (!mapped || blocks > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_sm90_shared_k_kernel<C>;
     allow_shared_memory(kernel, C::SHARED_BYTES);
-    start_clusters(kernel, blocks, C::THREADS, plan.tile, C::SHARED_BYTES, device.capability, call.stream, map_a, map_b,
-                   work);
+    start_clusters(kernel, blocks, C::THREADS, work.shares, C::SHARED_BYTES, device.capability, call.stream, map_a,
+                   map_b, work);
     const cuda_ops_status status = launch_status();
     return status != CUDA_OPS_SUCCESS || plan.splits == 1 ? status : gemm_add_splits(call, plan.splits);
+}
+
+template <typename T, bool a_mn_major, bool b_mn_major>
+static cuda_ops_status launch_tile(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    return is_narrow_shared_tile(plan.tile) ? launch<SharedTile<T, 64, a_mn_major, b_mn_major>>(call, device, plan)
+                                            : launch<SharedTile<T, 128, a_mn_major, b_mn_major>>(call, device, plan);
 }
 
 template <typename T>
@@ -304,10 +310,10 @@ static cuda_ops_status launch_orders(const GemmCall &call, GemmDevice device, co
 {
 #if defined(CUDA_OPS_SM90A)
     if (call.problem.transpose_a)
-        return call.problem.transpose_b ? launch<SharedTile<T, true, false>>(call, device, plan)
-                                        : launch<SharedTile<T, true, true>>(call, device, plan);
-    return call.problem.transpose_b ? launch<SharedTile<T, false, false>>(call, device, plan)
-                                    : launch<SharedTile<T, false, true>>(call, device, plan);
+        return call.problem.transpose_b ? launch_tile<T, true, false>(call, device, plan)
+                                        : launch_tile<T, true, true>(call, device, plan);
+    return call.problem.transpose_b ? launch_tile<T, false, false>(call, device, plan)
+                                    : launch_tile<T, false, true>(call, device, plan);
 #else
     (void)call, (void)device, (void)plan;
     return CUDA_OPS_INVALID_ARGUMENT;
