@@ -545,11 +545,11 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     const cuda_ops_gemm_problem &p = call.problem;
     if (only == GEMM_NARROW)
         return gemm_narrow_plan(p, device);
+    double least = 0, padded = 0, other = 0;
     if (only == GEMM_SM90_UNALIGNED)
-        return gemm_sm90_unaligned_plan(p, device);
+        return gemm_sm90_unaligned_plan(p, device, &least);
     if (only == GEMM_SM90_SHARED_K)
-        return gemm_sm90_shared_k_plan(p, device);
-    double least = 0, padded = 0;
+        return gemm_sm90_shared_k_plan(p, device, &least);
     const GemmPlan in_place = tabled_plan(call, device, only, &least);
     GemmPlan plan = in_place;
     if ((only == 0 || only == GEMM_PADDED) && gemm_padded_supports(call, device)) {
@@ -562,18 +562,20 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     const GemmCall sizes = without_pointers(p);
     bool is_taken = true;                            // by the call's addresses too
     if (gemm_sm90_shared_k_supports(call, device)) { // as sm90 does
-        const double shared = gemm_sm90_shared_k_microseconds(p, device);
-        if (shared < least)
-            plan = gemm_sm90_shared_k_plan(p, device), least = shared;
+        const GemmPlan shared = gemm_sm90_shared_k_plan(p, device, &other);
+        if (other < least)
+            plan = shared, least = other;
     }
     if (gemm_narrow_supports(sizes, device)) {
-        const double narrow = gemm_narrow_microseconds(p, device);
-        if (narrow < least)
-            plan = gemm_narrow_plan(p, device), least = narrow, is_taken = gemm_narrow_supports(call, device);
+        other = gemm_narrow_microseconds(p, device);
+        if (other < least)
+            plan = gemm_narrow_plan(p, device), least = other, is_taken = gemm_narrow_supports(call, device);
     }
-    if (gemm_sm90_unaligned_is_for(p) && gemm_sm90_unaligned_supports(sizes, device) &&
-        gemm_sm90_unaligned_microseconds(p, device) < least)
-        plan = gemm_sm90_unaligned_plan(p, device), is_taken = gemm_sm90_unaligned_supports(call, device);
+    if (gemm_sm90_unaligned_is_for(p) && gemm_sm90_unaligned_supports(sizes, device)) {
+        const GemmPlan unaligned = gemm_sm90_unaligned_plan(p, device, &other);
+        if (other < least)
+            plan = unaligned, is_taken = gemm_sm90_unaligned_supports(call, device);
+    }
     // An address that the problem does not tell of: the query for the workspace took that path, and padded may have no
     // room in what it asked for.
     return is_taken ? plan : in_place;

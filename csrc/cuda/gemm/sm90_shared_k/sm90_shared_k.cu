@@ -60,41 +60,30 @@ static double microseconds(const cuda_ops_gemm_problem &p, GemmDevice device, in
     return all;
 }
 
-static GemmPlan fastest(const cuda_ops_gemm_problem &p, GemmDevice device, double *least)
+GemmPlan gemm_sm90_shared_k_plan(const cuda_ops_gemm_problem &p, GemmDevice device, double *least)
 {
     GemmPlan best = {};
-    for (int tile = LEAST_SHARED_K; tile <= NARROW_SHARED_TILE + MOST_SHARED_K; tile++)
-        for (int64_t splits = 1; is_shared_tile(tile) && splits <= MOST_SM90_SHARED_K_SPLITS; splits++) {
-            const int shares = shares_of(tile);
-            const bool is_first = best.path == 0;
-            if (!is_first &&
-                (p.k / (shares * splits) < STAGE || tiles_of(p, tile) * splits > clusters_at_once(shares, device)))
-                break;
+    for (int tile = LEAST_SHARED_K; tile <= NARROW_SHARED_TILE + MOST_SHARED_K; tile++) {
+        if (!is_shared_tile(tile))
+            continue;
+        const int64_t room = clusters_at_once(shares_of(tile), device) / tiles_of(p, tile);
+        const int64_t stages = p.k / (shares_of(tile) * STAGE), most = room < stages ? room : stages;
+        for (int64_t splits = 1; (best.path == 0 && splits == 1) || splits <= most;
+             splits = next_splits(splits, most)) {
             const double time = microseconds(p, device, tile, splits);
-            if (is_first || time < *least) {
+            if (best.path == 0 || time < *least) {
                 *least = time;
                 best = {GEMM_SM90_SHARED_K, tile, (int)splits, 0, 8};
             }
         }
+    }
     return best;
-}
-
-GemmPlan gemm_sm90_shared_k_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
-{
-    double least = 0;
-    return fastest(p, device, &least);
-}
-
-double gemm_sm90_shared_k_microseconds(const cuda_ops_gemm_problem &p, GemmDevice device)
-{
-    double least = 0;
-    fastest(p, device, &least);
-    return least;
 }
 
 int64_t gemm_sm90_shared_k_workspace(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    return gemm_splits_bytes(p, gemm_sm90_shared_k_plan(p, device).splits);
+    double least = 0;
+    return gemm_splits_bytes(p, gemm_sm90_shared_k_plan(p, device, &least).splits);
 }
 
 cuda_ops_status gemm_sm90_shared_k_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
@@ -107,5 +96,6 @@ cuda_ops_status gemm_sm90_shared_k_planned(const GemmCall &call, GemmDevice devi
 
 cuda_ops_status gemm_sm90_shared_k(const GemmCall &call, GemmDevice device)
 {
-    return gemm_sm90_shared_k_planned(call, device, gemm_sm90_shared_k_plan(call.problem, device));
+    double least = 0;
+    return gemm_sm90_shared_k_planned(call, device, gemm_sm90_shared_k_plan(call.problem, device, &least));
 }

@@ -19,8 +19,8 @@ static inline int shares_of(int tile)
 }
 
 Answer gemm_sm90_shared_k_supports(const GemmCall &call, GemmDevice device);
-GemmPlan gemm_sm90_shared_k_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
-double gemm_sm90_shared_k_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
+// The fastest by the path's model of times, and how long it takes.
+GemmPlan gemm_sm90_shared_k_plan(const cuda_ops_gemm_problem &problem, GemmDevice device, double *microseconds);
 int64_t gemm_sm90_shared_k_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_sm90_shared_k(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_sm90_shared_k_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);

@@ -93,39 +93,28 @@ static double microseconds(const cuda_ops_gemm_problem &p, GemmDevice device, in
     return all;
 }
 
-static GemmPlan fastest(const cuda_ops_gemm_problem &p, GemmDevice device, double *least)
+GemmPlan gemm_sm90_unaligned_plan(const cuda_ops_gemm_problem &p, GemmDevice device, double *least)
 {
     GemmPlan best = {};
-    for (int tile = 0; tile < 2; tile++)
-        for (int64_t splits = 1; splits <= MOST_SM90_UNALIGNED_SPLITS; splits += 1 + splits / 16) {
-            const int64_t blocks = ceil_div(p.m, TILE_ROWS) * ceil_div(p.n, TILES[tile]) * p.batch * splits;
-            if (splits > 1 && (p.k / splits < STAGE || blocks > (int64_t)device.multiprocessors * SHARING[tile]))
-                break;
+    for (int tile = 0; tile < 2; tile++) {
+        const int64_t tiles = ceil_div(p.m, TILE_ROWS) * ceil_div(p.n, TILES[tile]) * p.batch;
+        const int64_t room = device.multiprocessors * SHARING[tile] / tiles, stages = p.k / STAGE;
+        const int64_t most = room < stages ? room : stages;
+        for (int64_t splits = 1; splits == 1 || splits <= most; splits = next_splits(splits, most)) {
             const double time = microseconds(p, device, tile, splits);
             if (best.path == 0 || time < *least) {
                 *least = time;
                 best = {GEMM_SM90_UNALIGNED, tile, (int)splits, 0, 8};
             }
         }
+    }
     return best;
-}
-
-GemmPlan gemm_sm90_unaligned_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
-{
-    double least = 0;
-    return fastest(p, device, &least);
-}
-
-double gemm_sm90_unaligned_microseconds(const cuda_ops_gemm_problem &p, GemmDevice device)
-{
-    double least = 0;
-    fastest(p, device, &least);
-    return least;
 }
 
 int64_t gemm_sm90_unaligned_workspace(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    return gemm_splits_bytes(p, gemm_sm90_unaligned_plan(p, device).splits);
+    double least = 0;
+    return gemm_splits_bytes(p, gemm_sm90_unaligned_plan(p, device, &least).splits);
 }
 
 cuda_ops_status gemm_sm90_unaligned_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
@@ -138,5 +127,6 @@ cuda_ops_status gemm_sm90_unaligned_planned(const GemmCall &call, GemmDevice dev
 
 cuda_ops_status gemm_sm90_unaligned(const GemmCall &call, GemmDevice device)
 {
-    return gemm_sm90_unaligned_planned(call, device, gemm_sm90_unaligned_plan(call.problem, device));
+    double least = 0;
+    return gemm_sm90_unaligned_planned(call, device, gemm_sm90_unaligned_plan(call.problem, device, &least));
 }
