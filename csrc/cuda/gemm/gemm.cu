@@ -107,12 +107,12 @@ static int more_splits(int path, int splits)
     return splits_in_clusters(path) ? 2 * splits : splits + 1 + splits / 16;
 }
 
-// Two blocks make one of sm90's 16-bit tiles from here on, each with half of k.
-static constexpr int FIRST_PAIR = 16;
+// Two blocks make one of sm90's 16-bit tiles from the first to the last of these, each with half of k.
+static constexpr int FIRST_PAIR = 16, LAST_PAIR = 21;
 
 static bool is_pair(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
-    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR;
+    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR && t.tile <= LAST_PAIR;
 }
 
 // sm90's 16-bit tile of 128 x 192 with gelu and its preactivation kept is a kernel of its own (gemm/sm90/gelu.cuh).
@@ -141,12 +141,20 @@ static int64_t clusters_of(const GemmTime &t, const cuda_ops_gemm_problem &p, in
     return clusters * p.batch;
 }
 
+// Clusters that run at once. Those of four and eight are fewer than the SMs are worth, since a cluster's are of one part
+// of the GPU: 30 and 15 on the 132 of an H200.
+static int64_t clusters_at_once(const GemmTime &t, GemmDevice device)
+{
+    const int64_t cluster = t.cluster_m * t.cluster_n, blocks = device.multiprocessors * t.blocks;
+    const int64_t room = cluster > 2 ? blocks * 10 / 11 / cluster : blocks / cluster;
+    return room > 0 ? room : 1;
+}
+
 // Waves of blocks that it takes.
 static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                         GemmDevice device)
 {
-    const int64_t room = device.multiprocessors * t.blocks / (t.cluster_m * t.cluster_n); // clusters that run at once
-    return ceil_div(clusters_of(t, p, m, n) * splits, room > 0 ? room : 1);
+    return ceil_div(clusters_of(t, p, m, n) * splits, clusters_at_once(t, device));
 }
 
 // direct's model, but in float64. The warps of a block take a step of k together, 64 bytes of each line a warp (lines
@@ -387,7 +395,7 @@ static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p,
 static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                                GemmDevice device)
 {
-    const int64_t blocks = clusters_of(t, p, m, n) * t.cluster_m * t.cluster_n * splits;
+    const bool is_one_wave = clusters_of(t, p, m, n) * splits <= clusters_at_once(t, device);
     // A k so long that splitting pays even if it only fills the last wave.
     const bool halves = p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16;
     const bool fills_waves =
@@ -399,7 +407,7 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
                              : p.dtype == CUDA_OPS_FLOAT32 ? SMALLEST_TF32_SPLIT
                                                            : SMALLEST_SPLIT;
     return (t.path != GEMM_DIRECT || device.capability >= 90) && // clusters
-           p.k / splits >= smallest && (blocks <= device.multiprocessors * t.blocks || fills_waves);
+           p.k / splits >= smallest && (is_one_wave || fills_waves);
 }
 
 // Whether the tile takes the problem as it is or, if `swapped`, with A and B exchanged, so that it makes D^T.
@@ -410,7 +418,7 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
         return !swapped && (t.tile == 0 || device.capability >= 90);
     case GEMM_SM90: // 128 x 80 makes one tile a block: for a D that is one wave of it
         return gemm_sm90_takes(p, t.tile, swapped) &&
-               (t.n != 80 || clusters_of(t, p, swapped ? p.n : p.m, swapped ? p.m : p.n) * 2 <= device.multiprocessors);
+               (t.n != 80 || waves_of(t, p, swapped ? p.n : p.m, swapped ? p.m : p.n, 1, device) == 1);
     case GEMM_SM90_SKINNY:
         return true;
     default:

@@ -2,7 +2,7 @@
 // `python benchmarks/tune_gemm.py` on an NVIDIA H200; not to be edited by hand.
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
 // path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct). m x n: the tile; cluster:
-// its blocks, along m and n (sm90's 16-bit tiles from 16 on are of 128 rows, the last of 192, which two blocks make
+// its blocks, along m and n (sm90's 16-bit tiles from 16 to 21 are of 128 rows, the last of 192, which two blocks make
 // together, each with half of k: two of 64 or 96). blocks: that share an SM; sm90_skinny, sm90's tiles for batches and
 // mma's small float64 tiles have rows for one and several. splits: the most splits of k, and `split` what they cost:
 // sm90's beside the bytes of the partial sums, float64's direct for each split but the first, sm90_skinny's and
@@ -41,6 +41,9 @@ static const GemmTime HALVES_TIMES[] = {
     { 13,  19,  64, 160,   2,   1,   1,   1,  0.96,  3.03,  2.89,  0.00},
     { 13,  20,  64, 192,   2,   1,   1,   1,  1.04,  3.59,  3.53,  0.00},
     { 13,  21,  96, 192,   2,   1,   1,   1,  1.12,  5.12,  5.16,  0.00},
+    { 13,  22,  64,  64,   2,   4,   1, 128,  2.30,  2.10,  0.60,  1.90},
+    { 13,  23, 128,  80,   1,   4,   1, 128,  1.90,  4.00,  1.25,  1.40},
+    { 13,  24, 128,  64,   2,   4,   1, 128,  2.30,  3.20,  0.90,  1.90},
     { 14,   0,  64,  16,   1,   1,   1,   4,  0.59,  1.77,  0.26,  0.18},
     { 14,   0,  64,  16,   1,   1,   2,   2,  0.68,  2.59,  0.33,  0.34},
     { 14,   1,  64,  32,   1,   1,   1,   4,  0.75,  2.13,  0.33,  0.33},
@@ -73,6 +76,9 @@ static const GemmTime HALVES_LONG_TIMES[] = {
     { 13,  19,  64, 160,   2,   1,   1,   1,  0.96,  3.47,  3.11,  0.00},
     { 13,  20,  64, 192,   2,   1,   1,   1,  1.10,  4.07,  3.36,  0.00},
     { 13,  21,  96, 192,   2,   1,   1,   1,  1.08,  5.67,  4.69,  0.00},
+    { 13,  22,  64,  64,   2,   4,   1, 128,  2.30,  2.10,  0.60,  1.90},
+    { 13,  23, 128,  80,   1,   4,   1, 128,  1.90,  4.00,  1.25,  1.40},
+    { 13,  24, 128,  64,   2,   4,   1, 128,  2.30,  3.20,  0.90,  1.90},
     { 14,   0,  64,  16,   1,   1,   1,   4,  0.87,  1.91,  0.33,  0.22},
     { 14,   0,  64,  16,   1,   1,   2,   2,  1.01,  2.62,  0.41,  0.34},
     { 14,   1,  64,  32,   1,   1,   1,   4,  0.89,  2.08,  0.48,  0.42},

@@ -29,35 +29,32 @@ struct SharedTile {
                          SHARED_BYTES = SWIZZLE_ATOM + RING_BYTES + (2 * STAGES + 1) * 8;
     // Sums change hands by units of 8 columns, four sums a thread.
     static constexpr int UNITS = N / 8, UNIT_BYTES = 2 * WARPGROUP * 16, SENT_TOGETHER = UNITS / 4;
-    static_assert(sizeof(T) == 2 && SHARED_BYTES <= 232448, "16 bits, and an SM's shared memory");
+    static_assert(sizeof(T) == 2 && SHARED_BYTES <= 232448 && UNITS <= 16, "16 bits, and an SM's shared memory");
     static_assert(RING_BYTES >= (UNITS + MOST_SHARED_K) * UNIT_BYTES, "room for all blocks' sums");
 };
 
+// The divisions by the number of shares are made on the host: in the kernel they would be a third of its instructions.
 struct SharedWork : AheadGemmWork {
-    int shares; // the blocks of a cluster
+    int shares;                   // the blocks of a cluster
+    int first[MOST_SHARED_K + 1]; // of a tile's units, of those that each block finishes
+    uint32_t place[16];           // where each unit goes: the bytes before it, and, in the lowest bits, the block
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
-// The first of a tile's units that block `rank` of `shares` finishes.
-__device__ __forceinline__ int first_unit(int rank, int units, int shares)
-{
-    return (rank * units + shares - 1) / shares;
-}
-
 // Sends a thread's sums of a quarter of the units to the blocks that finish them. There the units lie one after the
 // other, each from all blocks in their order.
 template <typename C, int QUARTER>
-__device__ __forceinline__ void send_units(const float (&sum)[C::N / 2], uint32_t sums, uint32_t arrived, int rank,
-                                           int shares)
+__device__ __forceinline__ void send_units(const float (&sum)[C::N / 2], const SharedWork &work, uint32_t mine,
+                                           uint32_t arrived, uint32_t rank)
 {
 #pragma unroll
     for (int i = 0; i < C::SENT_TOGETHER; i++) {
-        constexpr int UNITS = C::UNITS;
-        const int unit = QUARTER * C::SENT_TOGETHER + i, owner = unit * shares / UNITS;
+        constexpr uint32_t BLOCK = MOST_SHARED_K - 1;
+        const int unit = QUARTER * C::SENT_TOGETHER + i;
+        const uint32_t owner = work.place[unit] & BLOCK, to = mine + (work.place[unit] & ~BLOCK);
         const float *const s = sum + 4 * unit;
         const float4 four = make_float4(s[0], s[1], s[2], s[3]);
-        const uint32_t to = sums + ((unit - first_unit(owner, UNITS, shares)) * shares + rank) * C::UNIT_BYTES;
         if (owner == rank)
             st_shared_v4_f32(to, four);
         else
@@ -143,7 +140,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
     const uint32_t full = stages + C::RING_BYTES, empty = full + 8 * C::STAGES, arrived = empty + 8 * C::STAGES;
     const int rank = (int)cluster_ctarank(), shares = work.shares, cluster = blockIdx.x / shares;
-    const int first = first_unit(rank, C::UNITS, shares), last = first_unit(rank + 1, C::UNITS, shares);
+    const int first = work.first[rank], last = work.first[rank + 1];
     if (threadIdx.x == 0) {
         prefetch_tensormap(&map_a);
         prefetch_tensormap(&map_b);
@@ -162,8 +159,9 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     const int first_m = (m_first ? along : across) * C::M, first_n = (m_first ? across : along) * C::N;
     const int split = outer / work.batch, batch = outer - split * work.batch;
     const int batch_a = work.a_shared ? 0 : batch, batch_b = work.b_shared ? 0 : batch;
-    const int64_t all_steps = (work.k + C::K - 1) / C::K, part = split * shares + rank, parts = work.splits * shares;
-    const int first_step = (int)(all_steps * part / parts), steps = (int)(all_steps * (part + 1) / parts) - first_step;
+    // All parts of k have work.chunk steps, the last ones perhaps fewer or none.
+    const int all_steps = (work.k + C::K - 1) / C::K, first_step = (split * shares + rank) * work.chunk;
+    const int steps = max(0, min(work.chunk, all_steps - first_step));
     __syncthreads();
     if (work.ahead > 0 && threadIdx.x == 0)
         prefetch_ahead<C>({min(work.ahead, steps), first_step * C::K, first_m, first_n, batch_a, batch_b, 0, 0, false,
@@ -213,6 +211,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         for (int i = 0; i < C::N / 2; i++)
             sum[i] = 0;
         int before = -1;
+#pragma unroll 1
         for (int step = 0; step < steps; step++) {
             mbarrier_wait(full + 8 * stage, phase);
             const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
@@ -237,22 +236,22 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         // The stages' memory is what the others send their sums to, once all have read theirs.
         cluster_arrive_relaxed();
         cluster_wait();
-        const uint32_t mine = stages + (threadIdx.x - WARPGROUP) * 16;
+        const uint32_t mine = stages + (threadIdx.x - WARPGROUP) * 16, sent = mine + rank * C::UNIT_BYTES;
         // The blocks begin with different units, so that they do not all send to the same block at once.
 #pragma unroll 1
         for (int i = 0, quarter = rank * 4 / shares; i < 4; i++, quarter++)
             switch (quarter % 4) {
             case 0:
-                send_units<C, 0>(sum, mine, arrived, rank, shares);
+                send_units<C, 0>(sum, work, sent, arrived, rank);
                 break;
             case 1:
-                send_units<C, 1>(sum, mine, arrived, rank, shares);
+                send_units<C, 1>(sum, work, sent, arrived, rank);
                 break;
             case 2:
-                send_units<C, 2>(sum, mine, arrived, rank, shares);
+                send_units<C, 2>(sum, work, sent, arrived, rank);
                 break;
             default:
-                send_units<C, 3>(sum, mine, arrived, rank, shares);
+                send_units<C, 3>(sum, work, sent, arrived, rank);
             }
         mbarrier_wait_cluster(arrived, 0);
         finish_units<C>(work, mine, (int64_t)split * work.batch + batch, first_m + group * C::GROUP_M, first_n, first,
@@ -276,6 +275,13 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     (GemmWork &)work = work_of(call);
     work.clusters_m = (int)ceil_div(p.m, C::M), work.clusters_n = (int)ceil_div(p.n, C::N);
     work.shares = shares_of(plan.tile), work.splits = plan.splits;
+    work.chunk = (int)ceil_div(ceil_div(p.k, C::K), (int64_t)plan.splits * work.shares);
+    for (int rank = 0; rank <= work.shares; rank++)
+        work.first[rank] = (rank * C::UNITS + work.shares - 1) / work.shares;
+    for (int unit = 0; unit < C::UNITS; unit++) {
+        const int owner = unit * work.shares / C::UNITS;
+        work.place[unit] = (uint32_t)((unit - work.first[owner]) * work.shares * C::UNIT_BYTES + owner);
+    }
     work.ahead = stages_ahead(plan.splits);
     if (plan.splits > 1) {
         if (!call.workspace)
