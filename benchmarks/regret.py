@@ -13,7 +13,6 @@ path, and the losers.
 
 import contextlib
 import gc
-import itertools
 import math
 import os
 import random
@@ -46,10 +45,9 @@ FINALISTS = 3  # of which, and of the choice, the regret is told
 HOPELESS, HOST = 3, 3e-4  # times the choice's time, and seconds that an eager call's host part may take beside
 SIMT, MMA, SM90, SM90_SKINNY, DIRECT, PADDED, NARROW = 10, 11, 13, 14, 15, 16, 17  # csrc/cuda/gemm/paths.h
 SM90_UNALIGNED, UNALIGNED_TILES = 18, ((128, 128, 1), (128, 64, 2))  # m, n and blocks of an SM
-SM90_SHARED_K, SHARED_TILES, SHARES = 19, ((0, 128), (16, 64)), range(2, 9)  # columns, and blocks of a cluster
 PADDED_SKINNY = 32
 NAMES = {SIMT: "simt", MMA: "mma", SM90: "sm90", SM90_SKINNY: "sm90_skinny", DIRECT: "direct", PADDED: "padded"}
-NAMES |= {NARROW: "narrow", SM90_UNALIGNED: "sm90_unaligned", SM90_SHARED_K: "sm90_shared_k"}
+NAMES |= {NARROW: "narrow", SM90_UNALIGNED: "sm90_unaligned"}
 CONV_PATHS = ("simt", "mma", "sm90", "sm90_halo", "gemm_1x1", "few_channels", "depthwise", "winograd", "padded")
 CONV_PATHS += ("im2col", "grouped", "patches")
 PASSES = {"forward": (), "gradient of input": (0,), "gradient of weight": (1,)}
@@ -199,12 +197,6 @@ def plans(draw: Gemm, known: dict[str, list[dict]], multiprocessors: int) -> lis
                 few = blocks * splits <= 2 * multiprocessors * sharing and draw.k >= splits * LEAST_K
                 if splits == 1 or few:
                     found[SM90_UNALIGNED, tile, splits, 0] = None
-    elif draw.dtype in ("bfloat16", "float16"):
-        for (first, columns), shares in itertools.product(SHARED_TILES, SHARES):
-            blocks = -(-draw.m // 128) * -(-draw.n // columns) * draw.batch * shares
-            for splits in SPLITS:
-                if blocks * splits <= multiprocessors and draw.k >= shares * splits * LEAST_K:
-                    found[SM90_SHARED_K, first + shares, splits, 0] = None
     for row in rows_for(draw, known):
         path, tile = row["path"], row["tile"]
         for swapped in (0, 1) if path in (SM90, SM90_SKINNY) else (0,):

@@ -75,7 +75,7 @@ def test_plans_are_of_the_tables():
     square = regret.Gemm(1024, 1024, 1024, 1, "NT", "bfloat16")
     found = regret.plans(square, known, MULTIPROCESSORS)
     assert len(found) == len(set(found))
-    assert {path for path, *_ in found} == {11, 13, 14, 15, 16, 17, 19}
+    assert {path for path, *_ in found} == {11, 13, 14, 15, 16, 17}
     assert {(path, tile) for path, tile, *_ in found} >= {(row["path"], row["tile"]) for row in known["HALVES_TIMES"]}
     assert all(path in (13, 14, 16) for path, _, _, swapped in found if swapped)
     splits = {path: {splits for other, _, splits, _ in found if other == path} for path in (11, 13, 14, 15)}
@@ -83,9 +83,8 @@ def test_plans_are_of_the_tables():
     few = regret.plans(regret.Gemm(64, 64, 4096, 1, "NT", "bfloat16"), known, MULTIPROCESSORS)
     assert {splits for path, _, splits, _ in few if path == 13} >= {1, 2, 4, 8, 16}
     assert {splits for path, _, splits, _ in few if path == 15} == {1, 2, 4, 8}
-    assert {(tile, splits) for path, tile, splits, _ in few if path == 19} >= {(2, 1), (8, 1), (8, 8), (2, 32)}
     odd = {path for path, *_ in regret.plans(regret.Gemm(64, 62, 4096, 1, "NN", "bfloat16"), known, MULTIPROCESSORS)}
-    assert 18 in odd and 19 not in odd
+    assert 18 in odd and 18 not in {path for path, *_ in few}
     short = regret.plans(regret.Gemm(64, 64, 64, 1, "NT", "bfloat16"), known, MULTIPROCESSORS)
     assert {splits for _, _, splits, _ in short} == {1}
     assert {path for path, *_ in regret.plans(square, known, 0)} == {11, 13, 14, 15, 16, 17}

@@ -47,7 +47,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
 
     On CUDA the kernel is chosen by shape, dtype and device; ``CUDA_OPS_GEMM_PATH=<name>`` in the environment forces
     a path: ``simt``, ``mma``, ``sm90``, ``sm90_skinny``, ``direct``, ``padded``, ``narrow``, ``sm90_unaligned``,
-    ``sm90_shared_k``, or a rung of the ladder, such as ``naive``.
+    or a rung of the ladder, such as ``naive``.
 
     Example:
         >>> a, b = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([3.0, 4.0])

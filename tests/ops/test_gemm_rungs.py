@@ -125,10 +125,6 @@ PLANS += [(13, tile, splits, 0) for tile in range(10, 16) for splits in (1, 3)] 
 # Those that two blocks make together.
 PAIRS = [(13, tile, 1, swapped) for tile in range(16, 22) for swapped in range(1 + (tile != 18))]
 PLANS += PAIRS
-# In clusters of four and eight; one of them makes D or D transposed.
-PLANS += [
-    (13, tile, splits, swapped) for tile in range(22, 25) for splits in (1, 3) for swapped in range(1 + (tile == 23))
-]
 PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
 PLANS += [(15, 0, splits, 0) for splits in (1, 4, 8)]
 # Rung 15 on the CUDA cores: its tiles, with k whole and cut among the blocks of a cluster.

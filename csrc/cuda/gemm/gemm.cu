@@ -8,7 +8,6 @@
 #include "common/common.cuh"
 #include "gemm/paths.h"
 #include "gemm/simt/parts.h"
-#include "gemm/sm90_shared_k/sm90_shared_k.h"
 #include "gemm/sm90_unaligned/sm90_unaligned.h"
 #include "gemm/times.h"
 
@@ -53,9 +52,6 @@ static const GemmPath PATHS[] = {
     // 18: rows of multiples of 4 or 8 bytes in 16 bits, which TMA cannot read either.
     {18, "sm90_unaligned", "gemm/sm90_unaligned/", "gemm_sm90_unaligned_kernel", gemm_sm90_unaligned_supports,
      gemm_sm90_unaligned_workspace, gemm_sm90_unaligned},
-    // 19: few tiles and a long k in 16 bits, whose sums a cluster adds.
-    {19, "sm90_shared_k", "gemm/sm90_shared_k/", "gemm_sm90_shared_k_kernel", gemm_sm90_shared_k_supports,
-     gemm_sm90_shared_k_workspace, gemm_sm90_shared_k},
 };
 
 static const GemmPath *path_numbered(int number)
@@ -141,32 +137,24 @@ static int64_t clusters_of(const GemmTime &t, const cuda_ops_gemm_problem &p, in
     return clusters * p.batch;
 }
 
-// Clusters that run at once. Those of four and eight are fewer than the SMs are worth, since a cluster's are of one part
-// of the GPU: 30 and 15 on the 132 of an H200.
-static int64_t clusters_at_once(const GemmTime &t, GemmDevice device)
-{
-    const int64_t cluster = t.cluster_m * t.cluster_n, blocks = device.multiprocessors * t.blocks;
-    const int64_t room = cluster > 2 ? blocks * 10 / 11 / cluster : blocks / cluster;
-    return room > 0 ? room : 1;
-}
-
 // Waves of blocks that it takes.
 static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                         GemmDevice device)
 {
-    return ceil_div(clusters_of(t, p, m, n) * splits, clusters_at_once(t, device));
+    const int64_t room = device.multiprocessors * t.blocks / (t.cluster_m * t.cluster_n); // clusters that run at once
+    return ceil_div(clusters_of(t, p, m, n) * splits, room > 0 ? room : 1);
 }
 
 // direct's model, but in float64. The warps of a block take a step of k together, 64 bytes of each line a warp (lines
 // are rows of A and columns of B), and wait for it: a step that is not full takes as long. One is longer where lines
 // are no whole aligned vectors of 16 bytes, on the tensor cores for as many lines as there are. Blocks that share an SM
 // add a start and an end each, and a share of their steps: on the tensor cores these hide in one another's waits.
-static constexpr double DIRECT_ELEMENTS = 0.6, DIRECT_AROUND = 0.6;     // microseconds a step, for 16 lines of 16 bits
+static constexpr double DIRECT_ELEMENTS = 0.45, DIRECT_AROUND = 0.635;  // microseconds a step, for 16 lines of 16 bits
 static constexpr double DIRECT_CORES_ELEMENTS = 0.27;                   // likewise, for 32 lines of float32
-static constexpr double DIRECT_BLOCK = 0.43, DIRECT_CORES_BLOCK = 0.65; // microseconds
-static constexpr double DIRECT_SHARED = 0.14, DIRECT_CORES_SHARED = 1.03;
+static constexpr double DIRECT_BLOCK = 0.35, DIRECT_CORES_BLOCK = 0.65; // microseconds
+static constexpr double DIRECT_SHARED = 0.125, DIRECT_CORES_SHARED = 1.03;
 static constexpr double DIRECT_SHARED_LOADS = 0.5; // of loads by elements, or around
-static constexpr double DIRECT_MOST = 0.22;        // the weight of the SM with most blocks; the mean has the rest
+static constexpr double DIRECT_MOST = 0.215;       // the weight of the SM with most blocks; the mean has the rest
 
 static bool has_model_of_steps(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -210,7 +198,7 @@ static double direct_microseconds(const GemmTime &t, const cuda_ops_gemm_problem
 // In products of a few microseconds no copies are hidden by another tile's arithmetic: they show beside it, up to a
 // bound.
 static constexpr double NOT_OVERLAPPED = 0.71, MOST_NOT_OVERLAPPED = 3.05; // of the copies; microseconds
-static constexpr double DIRECT_NOT_OVERLAPPED = 2.45, DIRECT_MOST_NOT_OVERLAPPED = 0.96;
+static constexpr double DIRECT_NOT_OVERLAPPED = 2.09, DIRECT_MOST_NOT_OVERLAPPED = 0.975;
 static constexpr double DIRECT_CORES_NOT_OVERLAPPED = 2.18, DIRECT_CORES_MOST_NOT_OVERLAPPED = 0.84;
 // The paths that keep tiles in shared memory and store them from there.
 static constexpr double SHORT_TILE = 0.81; // of `rest`, what is not in proportion to D
@@ -224,7 +212,7 @@ static constexpr double STORED_BY_A_PAIR = 1.92;
 static constexpr int TILE_OF_192_COLUMNS = 2, TILE_OF_64_ROWS = 7;
 
 // Copies of operands, by padded and by sm90 in TF32, are a launch, and move each byte twice.
-static constexpr double COPY_LAUNCH = 1.57, COPY_BYTES_RATE = 2.9e6; // microseconds, and bytes in one
+static constexpr double COPY_LAUNCH = 1.75, COPY_BYTES_RATE = 3.08e6; // microseconds, and bytes in one
 
 static double copy_microseconds(int64_t bytes)
 {
@@ -232,7 +220,7 @@ static double copy_microseconds(int64_t bytes)
 }
 
 // To start a block of sm90_skinny, which is not persistent: the GPU starts one after another.
-static constexpr double SKINNY_BLOCK = 0.006; // microseconds
+static constexpr double SKINNY_BLOCK = 0.00754; // microseconds
 
 static bool stores_tiles(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -380,10 +368,10 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
 }
 
 // How much slower a tile is that reads rows shorter than a cache line: sm90_skinny's n neighbouring values of B.
-static constexpr double NARROW = 1.21;
+static constexpr double NARROW = 1.18;
 
 // And one of a pair that makes D, not D^T, unless both operands are stored along m and n.
-static constexpr double PAIR_AS_IT_IS = 1.1;
+static constexpr double PAIR_AS_IT_IS = 1.04;
 
 static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
 {
@@ -395,7 +383,7 @@ static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p,
 static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                                GemmDevice device)
 {
-    const bool is_one_wave = clusters_of(t, p, m, n) * splits <= clusters_at_once(t, device);
+    const int64_t blocks = clusters_of(t, p, m, n) * t.cluster_m * t.cluster_n * splits;
     // A k so long that splitting pays even if it only fills the last wave.
     const bool halves = p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16;
     const bool fills_waves =
@@ -407,7 +395,7 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
                              : p.dtype == CUDA_OPS_FLOAT32 ? SMALLEST_TF32_SPLIT
                                                            : SMALLEST_SPLIT;
     return (t.path != GEMM_DIRECT || device.capability >= 90) && // clusters
-           p.k / splits >= smallest && (is_one_wave || fills_waves);
+           p.k / splits >= smallest && (blocks <= device.multiprocessors * t.blocks || fills_waves);
 }
 
 // Whether the tile takes the problem as it is or, if `swapped`, with A and B exchanged, so that it makes D^T.
@@ -418,7 +406,7 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
         return !swapped && (t.tile == 0 || device.capability >= 90);
     case GEMM_SM90: // 128 x 80 makes one tile a block: for a D that is one wave of it
         return gemm_sm90_takes(p, t.tile, swapped) &&
-               (t.n != 80 || waves_of(t, p, swapped ? p.n : p.m, swapped ? p.m : p.n, 1, device) == 1);
+               (t.n != 80 || clusters_of(t, p, swapped ? p.n : p.m, swapped ? p.m : p.n) * 2 <= device.multiprocessors);
     case GEMM_SM90_SKINNY:
         return true;
     default:
@@ -556,8 +544,6 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     double least = 0, padded = 0, other = 0;
     if (only == GEMM_SM90_UNALIGNED)
         return gemm_sm90_unaligned_plan(p, device, &least);
-    if (only == GEMM_SM90_SHARED_K)
-        return gemm_sm90_shared_k_plan(p, device, &least);
     const GemmPlan in_place = tabled_plan(call, device, only, &least);
     GemmPlan plan = in_place;
     if ((only == 0 || only == GEMM_PADDED) && gemm_padded_supports(call, device)) {
@@ -568,12 +554,7 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     if (only != 0 || plan.path == 0)
         return plan;
     const GemmCall sizes = without_pointers(p);
-    bool is_taken = true;                            // by the call's addresses too
-    if (gemm_sm90_shared_k_supports(call, device)) { // as sm90 does
-        const GemmPlan shared = gemm_sm90_shared_k_plan(p, device, &other);
-        if (other < least)
-            plan = shared, least = other;
-    }
+    bool is_taken = true; // by the call's addresses too
     if (gemm_narrow_supports(sizes, device)) {
         other = gemm_narrow_microseconds(p, device);
         if (other < least)
@@ -679,8 +660,6 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
         return gemm_narrow_planned(call, device, plan);
     case GEMM_SM90_UNALIGNED:
         return gemm_sm90_unaligned_planned(call, device, plan);
-    case GEMM_SM90_SHARED_K:
-        return gemm_sm90_shared_k_planned(call, device, plan);
     default:
         return path_numbered(plan.path)->launch(call, device);
     }
@@ -700,7 +679,7 @@ extern "C" int cuda_ops_gemm_path_cuda(const cuda_ops_gemm_problem *problem, int
 // The ladder's rungs that the choice never takes are reported too, since they can be forced.
 static bool is_never_chosen(int path)
 {
-    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_SM90_SHARED_K;
+    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_SM90_UNALIGNED;
 }
 
 extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem,
@@ -712,11 +691,10 @@ extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room,
     int count = 0;
     for (const GemmPath &row : PATHS) {
         const Answer supports = row.supports(call, on);
-        const Answer is_fast =
-            row.number == chosen && path == CUDA_OPS_GEMM_FASTEST ? YES
-            : is_never_chosen(row.number)
-                ? no("a rung of the ladder that the choice never takes")
-                : no("slower by the times of gemm/times.h, narrow.cu, sm90_unaligned.cu and sm90_shared_k.cu");
+        const Answer is_fast = row.number == chosen && path == CUDA_OPS_GEMM_FASTEST ? YES
+                               : is_never_chosen(row.number)
+                                   ? no("a rung of the ladder that the choice never takes")
+                                   : no("slower by the times of gemm/times.h, narrow.cu and sm90_unaligned.cu");
         if (count < room)
             reports[count] = {row.name,
                               row.file,
@@ -817,7 +795,6 @@ static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm
                            : kernel == GEMM_DIRECT         ? 16
                            : kernel == GEMM_NARROW         ? MOST_NARROW_SPLITS
                            : kernel == GEMM_SM90_UNALIGNED ? MOST_SM90_UNALIGNED_SPLITS
-                           : kernel == GEMM_SM90_SHARED_K  ? MOST_SM90_SHARED_K_SPLITS
                                                            : 1);
 }
 
@@ -851,7 +828,7 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
         return gemm_padded_planned_workspace(*problem, internal(*problem, *plan));
     if (plan->path == GEMM_NARROW)
         return gemm_narrow_planned_workspace(*problem, internal(*problem, *plan));
-    if (plan->path == GEMM_SM90_UNALIGNED || plan->path == GEMM_SM90_SHARED_K)
+    if (plan->path == GEMM_SM90_UNALIGNED)
         return gemm_splits_bytes(*problem, plan->splits);
     return path && path->workspace ? path->workspace(*problem, current_device()) : 0;
 }

@@ -13,7 +13,6 @@
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
 #include "gemm/sm90/gelu.h"
-#include "gemm/sm90/large_clusters.h"
 #include "gemm/sm90/lean.h"
 #include "gemm/sm90/tile.cuh"
 #include "gemm/sm90/triple.h"
@@ -75,14 +74,6 @@ static bool is_pair(int tile)
     return tile >= FIRST_PAIR && tile <= LAST_PAIR;
 }
 
-// Those of large_clusters.cuh, of which one makes D or D^T.
-static constexpr int FIRST_OF_LARGE_CLUSTERS = 22, D_OR_TRANSPOSED_OF_FOUR = 23, LAST_OF_LARGE_CLUSTERS = 24;
-
-static bool is_of_large_clusters(int tile)
-{
-    return tile >= FIRST_OF_LARGE_CLUSTERS && tile <= LAST_OF_LARGE_CLUSTERS;
-}
-
 bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
 {
     const bool tf32 = p.dtype == CUDA_OPS_FLOAT32;
@@ -90,12 +81,12 @@ bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
         const bool k_contiguous = swapped ? !p.transpose_a : p.transpose_b;
         return (!swapped || tile != PAIR_128) && (k_contiguous || (tile != PAIR_96 && tile != PAIR_160));
     }
-    // The tiles for batches have no gelu, nor have those of lean.cuh, triple.cuh and large_clusters.cuh.
+    // The tiles for batches have no gelu, nor have those of lean.cuh and triple.cuh.
     if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || p.activation > CUDA_OPS_GEMM_RELU))
         return false;
     if (tf32)
         return !swapped && (tile != TF32_UNTRANSPOSED || !p.transpose_a || p.transpose_b);
-    return !swapped || tile == D_OR_TRANSPOSED || tile == D_OR_TRANSPOSED_OF_FOUR;
+    return !swapped || tile == D_OR_TRANSPOSED;
 }
 
 // The 16-bit tile of 128 x 192, of which there is a kernel for gelu too.
@@ -120,8 +111,7 @@ bool gemm_sm90_takes_gelu_backward(const GemmCall &call, GemmDevice device, cons
     GemmCall of_preactivation = call;
     of_preactivation.d = const_cast<void *>(preactivation);
     GemmPlan plan = gemm_sm90_plan(p, device);
-    if (is_lean(plan.tile) || is_triple(plan.tile) ||
-        is_of_large_clusters(plan.tile)) { // the best of those that have gelu instead
+    if (is_lean(plan.tile) || is_triple(plan.tile)) { // the best of those that have gelu instead
         cuda_ops_gemm_problem other = p;
         other.activation = CUDA_OPS_GEMM_GELU;
         plan = gemm_sm90_plan(other, device);
@@ -147,8 +137,6 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
             return gemm_sm90_lean_bfloat16(call, device, plan);
         if (is_triple(plan.tile))
             return gemm_sm90_triple_bfloat16(call, device, plan);
-        if (is_of_large_clusters(plan.tile))
-            return gemm_sm90_large_clusters_bfloat16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_bfloat16(call, device, plan);
         if (has_gelu_kernel(call, plan))
@@ -162,8 +150,6 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
             return gemm_sm90_lean_float16(call, device, plan);
         if (is_triple(plan.tile))
             return gemm_sm90_triple_float16(call, device, plan);
-        if (is_of_large_clusters(plan.tile))
-            return gemm_sm90_large_clusters_float16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_float16(call, device, plan);
         if (has_gelu_kernel(call, plan))

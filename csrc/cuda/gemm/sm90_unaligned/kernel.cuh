@@ -81,7 +81,7 @@ __device__ __forceinline__ void copy_k_major(uint32_t tile, const UnalignedOpera
     const char *from = is_zero ? matrix : matrix + (line + mine.first) * operand.pitch + (int64_t)k * size + mine.inner;
     const int64_t step = is_zero ? 0 : WIDTH * operand.pitch;
     const int valid = is_zero ? 0 : WIDTH;
-#pragma unroll 4
+#pragma unroll
     for (int i = 0; i < LINES / WIDTH; i++, from += step)
         if (i * WIDTH < inside)
             cp_async<WIDTH>(mine.place(tile, i), from, valid);
@@ -95,13 +95,13 @@ __device__ __forceinline__ void copy_mn_major(uint32_t tile, const UnalignedOper
     const CopyThread<WIDTH> mine(thread);
     const int inside = k_left - mine.first; // of k, as above
     const int64_t step = WIDTH * operand.pitch;
-#pragma unroll 1
+#pragma unroll
     for (int column = 0; column < LINES / K; column++) {
         const int at = (line + column * K) * size + mine.inner;
         if (at >= lines * size)
             continue;
         const char *from = matrix + (k + mine.first) * operand.pitch + at;
-#pragma unroll 4
+#pragma unroll
         for (int i = 0; i < K / WIDTH; i++, from += step) {
             const bool is_there = i * WIDTH < inside;
             cp_async<WIDTH>(mine.place(tile + column * K * SWIZZLE_ROW, i), is_there ? from : matrix,
@@ -213,7 +213,6 @@ __global__ void __launch_bounds__(C::THREADS, C::SHARING)
         for (int i = 0; i < C::N / 2; i++)
             sum[0][i] = 0;
         int before = -1;
-#pragma unroll 1
         for (int k = k_begin; k < k_end; k += C::K) {
             mbarrier_wait(full + 8 * stage, phase);
             fence_proxy_async(); // cp.async's writes, which the barrier has made this thread see, before wgmma's reads
