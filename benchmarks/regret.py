@@ -45,9 +45,10 @@ FINALISTS = 3  # of which, and of the choice, the regret is told
 HOPELESS, HOST = 3, 3e-4  # times the choice's time, and seconds that an eager call's host part may take beside
 SIMT, MMA, SM90, SM90_SKINNY, DIRECT, PADDED, NARROW = 10, 11, 13, 14, 15, 16, 17  # csrc/cuda/gemm/paths.h
 SM90_3XTF32 = 18
+SM90_UNALIGNED, UNALIGNED_TILES = 19, ((128, 128, 1), (128, 64, 2))  # m, n and blocks of an SM
 PADDED_SKINNY = 32
 NAMES = {SIMT: "simt", MMA: "mma", SM90: "sm90", SM90_SKINNY: "sm90_skinny", DIRECT: "direct", PADDED: "padded"}
-NAMES |= {NARROW: "narrow", SM90_3XTF32: "sm90_3xtf32"}
+NAMES |= {NARROW: "narrow", SM90_3XTF32: "sm90_3xtf32", SM90_UNALIGNED: "sm90_unaligned"}
 CONV_PATHS = ("simt", "mma", "sm90", "sm90_halo", "gemm_1x1", "few_channels", "depthwise", "winograd", "padded")
 CONV_PATHS += ("im2col", "grouped", "patches")
 PASSES = {"forward": (), "gradient of input": (0,), "gradient of weight": (1,)}
@@ -189,6 +190,14 @@ def plans(draw: Gemm, known: dict[str, list[dict]], multiprocessors: int) -> lis
         found[NARROW, 0, 1, 0] = None
     elif draw.batch == 1 and draw.order == "TN" and max(draw.m, draw.n) <= NARROW_COLUMNS:
         found |= {(NARROW, 0, splits, 0): None for splits in NARROW_SPLITS if draw.k >= splits * LEAST_K}
+    rows = (draw.m if draw.order[0] == "T" else draw.k, draw.k if draw.order[1] == "T" else draw.n, draw.n)
+    if draw.dtype in ("bfloat16", "float16") and any(row % 8 for row in rows):
+        for tile, (m, n, sharing) in enumerate(UNALIGNED_TILES):
+            blocks = -(-draw.m // m) * -(-draw.n // n) * draw.batch
+            for splits in SPLITS:
+                few = blocks * splits <= 2 * multiprocessors * sharing and draw.k >= splits * LEAST_K
+                if splits == 1 or few:
+                    found[SM90_UNALIGNED, tile, splits, 0] = None
     for row in rows_for(draw, known):
         path, tile = row["path"], row["tile"]
         for swapped in (0, 1) if path in (SM90, SM90_SKINNY) else (0,):

@@ -83,6 +83,8 @@ def test_plans_are_of_the_tables():
     few = regret.plans(regret.Gemm(64, 64, 4096, 1, "NT", "bfloat16"), known, MULTIPROCESSORS)
     assert {splits for path, _, splits, _ in few if path == 13} >= {1, 2, 4, 8, 16}
     assert {splits for path, _, splits, _ in few if path == 15} == {1, 2, 4, 8}
+    odd = {path for path, *_ in regret.plans(regret.Gemm(64, 62, 4096, 1, "NN", "bfloat16"), known, MULTIPROCESSORS)}
+    assert 19 in odd and 19 not in {path for path, *_ in few}
     short = regret.plans(regret.Gemm(64, 64, 64, 1, "NT", "bfloat16"), known, MULTIPROCESSORS)
     assert {splits for _, _, splits, _ in short} == {1}
     assert {path for path, *_ in regret.plans(square, known, 0)} == {11, 13, 14, 15, 16, 17}

@@ -46,8 +46,8 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     tensors are cast as PyTorch casts them. Differentiable any number of times.
 
     On CUDA the kernel is chosen by shape, dtype and device; ``CUDA_OPS_GEMM_PATH=<name>`` in the environment forces
-    a path: ``simt``, ``mma``, ``sm90``, ``sm90_skinny``, ``direct``, ``padded``, ``narrow``,
-    ``sm90_3xtf32``, or a rung of the ladder, such as ``naive``. On compute capability 9.0 large products of float32
+    a path: ``simt``, ``mma``, ``sm90``, ``sm90_skinny``, ``direct``, ``padded``, ``narrow``, ``sm90_3xtf32``,
+    ``sm90_unaligned``, or a rung of the ladder, such as ``naive``. On compute capability 9.0 large products of float32
     that may not be rounded to TF32 are made on the tensor cores of three products of TF32: the error is about
     that of float32's multiply-adds, and less of long sums, at most 2^-18 + k 2^-29 of the sum of the products'
     magnitudes (multiply-adds: k 2^-24). ``CUDA_OPS_3XTF32=0`` has multiply-adds.

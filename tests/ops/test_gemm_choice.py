@@ -21,6 +21,8 @@ DIRECT = [
     (1, 5722, 1, 553, "TT", "float16"),
     (1, 6, 4110, 544, "TN", "tf32"),
     (1, 8, 4911, 2424, "NN", "tf32"),
+    (1, 448, 8, 536, "NN", "bfloat16"),
+    (1, 41, 171, 8, "TN", "float16"),
 ]
 # A short k and many tiles: direct's are too small, and what its blocks take to start and to end is most of its time.
 NOT_DIRECT = [
@@ -61,6 +63,17 @@ def test_small_products_wait_for_no_copy(call):
 @pytest.mark.parametrize("call", NOT_DIRECT, ids=lambda c: f"{c[0]}x{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[5]}")
 def test_many_tiles_are_not_for_direct(call):
     assert chosen(*call) != "direct"
+
+
+# Rows of multiples of 4 or 8 bytes, which are copied to where wgmma reads, not to memory before.
+UNALIGNED = [(6400, 116, 100, "NN"), (6400, 100, 116, "NT"), (16, 510, 12800, "TN"), (104, 1212, 16425, "TN")]
+
+
+@pytest.mark.parametrize("call", UNALIGNED, ids=str)
+def test_rows_that_tma_cannot_read_are_not_copied_twice(call):
+    m, n, k, order = call
+    assert chosen(1, m, n, k, order, "bfloat16") == "sm90_unaligned"
+    assert chosen(1, m, n, k, order, "float16") == "sm90_unaligned"
 
 
 # Rows of 1776 bytes, of which 128 lie in two lines: a 1x1 convolution's gradient of weight, for which sm90_skinny's

@@ -10,6 +10,7 @@
 #include "gemm/paths.h"
 #include "gemm/simt/parts.h"
 #include "gemm/sm90_3xtf32/sm90_3xtf32.h"
+#include "gemm/sm90_unaligned/sm90_unaligned.h"
 #include "gemm/times.h"
 
 static const GemmPath PATHS[] = {
@@ -53,6 +54,9 @@ static const GemmPath PATHS[] = {
     // 18: float32 where TF32 is not allowed, in three products of TF32 that together have its accuracy.
     {18, "sm90_3xtf32", "gemm/sm90_3xtf32/", "gemm_split_kernel gemm_sm90_3xtf32_kernel", gemm_sm90_3xtf32_supports,
      gemm_sm90_3xtf32_workspace, gemm_sm90_3xtf32},
+    // 19: rows of multiples of 4 or 8 bytes in 16 bits, which TMA cannot read either.
+    {19, "sm90_unaligned", "gemm/sm90_unaligned/", "gemm_sm90_unaligned_kernel", gemm_sm90_unaligned_supports,
+     gemm_sm90_unaligned_workspace, gemm_sm90_unaligned},
 };
 
 static const GemmPath *path_numbered(int number)
@@ -104,12 +108,12 @@ static int more_splits(int path, int splits)
     return splits_in_clusters(path) ? 2 * splits : splits + 1 + splits / 16;
 }
 
-// Two blocks make one of sm90's 16-bit tiles from here on, each with half of k.
-static constexpr int FIRST_PAIR = 16;
+// Two blocks make one of sm90's 16-bit tiles from the first to the last of these, each with half of k.
+static constexpr int FIRST_PAIR = 16, LAST_PAIR = 21;
 
 static bool is_pair(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
-    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR;
+    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR && t.tile <= LAST_PAIR;
 }
 
 // sm90's 16-bit tile of 128 x 192 with gelu and its preactivation kept is a kernel of its own (gemm/sm90/gelu.cuh).
@@ -151,12 +155,12 @@ static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64
 // are rows of A and columns of B), and wait for it: a step that is not full takes as long. One is longer where lines
 // are no whole aligned vectors of 16 bytes, on the tensor cores for as many lines as there are. Blocks that share an SM
 // add a start and an end each, and a share of their steps: on the tensor cores these hide in one another's waits.
-static constexpr double DIRECT_ELEMENTS = 0.6, DIRECT_AROUND = 0.6;     // microseconds a step, for 16 lines of 16 bits
+static constexpr double DIRECT_ELEMENTS = 0.45, DIRECT_AROUND = 0.635;  // microseconds a step, for 16 lines of 16 bits
 static constexpr double DIRECT_CORES_ELEMENTS = 0.27;                   // likewise, for 32 lines of float32
-static constexpr double DIRECT_BLOCK = 0.43, DIRECT_CORES_BLOCK = 0.65; // microseconds
-static constexpr double DIRECT_SHARED = 0.14, DIRECT_CORES_SHARED = 1.03;
+static constexpr double DIRECT_BLOCK = 0.35, DIRECT_CORES_BLOCK = 0.65; // microseconds
+static constexpr double DIRECT_SHARED = 0.125, DIRECT_CORES_SHARED = 1.03;
 static constexpr double DIRECT_SHARED_LOADS = 0.5; // of loads by elements, or around
-static constexpr double DIRECT_MOST = 0.22;        // the weight of the SM with most blocks; the mean has the rest
+static constexpr double DIRECT_MOST = 0.215;       // the weight of the SM with most blocks; the mean has the rest
 
 static bool has_model_of_steps(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -200,7 +204,7 @@ static double direct_microseconds(const GemmTime &t, const cuda_ops_gemm_problem
 // In products of a few microseconds no copies are hidden by another tile's arithmetic: they show beside it, up to a
 // bound.
 static constexpr double NOT_OVERLAPPED = 0.71, MOST_NOT_OVERLAPPED = 3.05; // of the copies; microseconds
-static constexpr double DIRECT_NOT_OVERLAPPED = 2.45, DIRECT_MOST_NOT_OVERLAPPED = 0.96;
+static constexpr double DIRECT_NOT_OVERLAPPED = 2.09, DIRECT_MOST_NOT_OVERLAPPED = 0.975;
 static constexpr double DIRECT_CORES_NOT_OVERLAPPED = 2.18, DIRECT_CORES_MOST_NOT_OVERLAPPED = 0.84;
 // The paths that keep tiles in shared memory and store them from there.
 static constexpr double SHORT_TILE = 0.81; // of `rest`, what is not in proportion to D
@@ -214,7 +218,7 @@ static constexpr double STORED_BY_A_PAIR = 1.92;
 static constexpr int TILE_OF_192_COLUMNS = 2, TILE_OF_64_ROWS = 7;
 
 // Copies of operands, by padded and by sm90 in TF32, are a launch, and move each byte twice.
-static constexpr double COPY_LAUNCH = 1.57, COPY_BYTES_RATE = 2.9e6; // microseconds, and bytes in one
+static constexpr double COPY_LAUNCH = 1.75, COPY_BYTES_RATE = 3.08e6; // microseconds, and bytes in one
 // The copies of an operand in two parts are of twice its bytes.
 static constexpr double SPLIT_BYTES = 1.5;
 
@@ -229,7 +233,7 @@ static double split_microseconds(const cuda_ops_gemm_problem &p)
 }
 
 // To start a block of sm90_skinny, which is not persistent: the GPU starts one after another.
-static constexpr double SKINNY_BLOCK = 0.006; // microseconds
+static constexpr double SKINNY_BLOCK = 0.00754; // microseconds
 
 static bool stores_tiles(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
@@ -381,10 +385,10 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
 }
 
 // How much slower a tile is that reads rows shorter than a cache line: sm90_skinny's n neighbouring values of B.
-static constexpr double NARROW = 1.21;
+static constexpr double NARROW = 1.18;
 
 // And one of a pair that makes D, not D^T, unless both operands are stored along m and n.
-static constexpr double PAIR_AS_IT_IS = 1.1;
+static constexpr double PAIR_AS_IT_IS = 1.04;
 
 static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
 {
@@ -558,7 +562,9 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     const cuda_ops_gemm_problem &p = call.problem;
     if (only == GEMM_NARROW)
         return gemm_narrow_plan(p, device);
-    double least = 0, padded = 0;
+    double least = 0, padded = 0, other = 0;
+    if (only == GEMM_SM90_UNALIGNED)
+        return gemm_sm90_unaligned_plan(p, device, &least);
     const GemmPlan in_place = tabled_plan(call, device, only, &least);
     GemmPlan plan = in_place;
     if ((only == 0 || only == GEMM_PADDED) && gemm_padded_supports(call, device)) {
@@ -566,13 +572,24 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
         if (plan.path == 0 || padded < least)
             plan = copied, least = padded;
     }
-    if (only != 0 || plan.path == 0 || !gemm_narrow_supports(without_pointers(p), device) ||
-        gemm_narrow_microseconds(p, device) >= least)
+    if (only != 0 || plan.path == 0)
         return plan;
-    // An address that the problem does not tell of: the query for the workspace took narrow, and padded and
+    const GemmCall sizes = without_pointers(p);
+    bool is_taken = true; // by the call's addresses too
+    if (gemm_narrow_supports(sizes, device)) {
+        other = gemm_narrow_microseconds(p, device);
+        if (other < least)
+            plan = gemm_narrow_plan(p, device), least = other, is_taken = gemm_narrow_supports(call, device);
+    }
+    if (gemm_sm90_unaligned_is_for(p) && gemm_sm90_unaligned_supports(sizes, device)) {
+        const GemmPlan unaligned = gemm_sm90_unaligned_plan(p, device, &other);
+        if (other < least)
+            plan = unaligned, is_taken = gemm_sm90_unaligned_supports(call, device);
+    }
+    if (is_taken)
+        return plan;
+    // An address that the problem does not tell of: the query for the workspace took that path, and padded and
     // sm90_3xtf32 may have no room in what it asked for.
-    if (gemm_narrow_supports(call, device))
-        return gemm_narrow_plan(p, device);
     return in_place.path == GEMM_SM90_3XTF32 ? GemmPlan{GEMM_SIMT, 0, 1, 0, 8} : in_place;
 }
 
@@ -672,6 +689,8 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
         return gemm_narrow_planned(call, device, plan);
     case GEMM_SM90_3XTF32:
         return gemm_sm90_3xtf32_planned(call, device, plan);
+    case GEMM_SM90_UNALIGNED:
+        return gemm_sm90_unaligned_planned(call, device, plan);
     default:
         return path_numbered(plan.path)->launch(call, device);
     }
@@ -691,7 +710,7 @@ extern "C" int cuda_ops_gemm_path_cuda(const cuda_ops_gemm_problem *problem, int
 // The ladder's rungs that the choice never takes are reported too, since they can be forced.
 static bool is_never_chosen(int path)
 {
-    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_SM90_3XTF32;
+    return path < GEMM_SIMT || path == GEMM_TMA_WGMMA || path > GEMM_SM90_UNALIGNED;
 }
 
 extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem,
@@ -704,8 +723,9 @@ extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room,
     for (const GemmPath &row : PATHS) {
         const Answer supports = row.supports(call, on);
         const Answer is_fast = row.number == chosen && path == CUDA_OPS_GEMM_FASTEST ? YES
-                               : is_never_chosen(row.number) ? no("a rung of the ladder that the choice never takes")
-                                                             : no("slower by the times of gemm/times.h and narrow.cu");
+                               : is_never_chosen(row.number)
+                                   ? no("a rung of the ladder that the choice never takes")
+                                   : no("slower by the times of gemm/times.h, narrow.cu and sm90_unaligned.cu");
         if (count < room)
             reports[count] = {row.name,
                               row.file,
@@ -809,13 +829,14 @@ static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm
                gemm_simt_takes(call, device, internal(call.problem, plan));
     return is_valid(call) && path && path->supports(call, device) && plan.tile >= 0 && plan.splits >= 1 &&
            (!call.problem.preactivation || can_keep(internal(call.problem, plan))) &&
-           plan.splits <= (kernel == GEMM_MMA           ? call.problem.dtype == CUDA_OPS_FLOAT64 ? 32 : 1
-                           : kernel == GEMM_SM90        ? MOST_SM90_SPLITS
-                           : kernel == GEMM_SM90_3XTF32 ? MOST_SM90_SPLITS
-                           : kernel == GEMM_SM90_SKINNY ? 8
-                           : kernel == GEMM_DIRECT      ? 16
-                           : kernel == GEMM_NARROW      ? MOST_NARROW_SPLITS
-                                                        : 1);
+           plan.splits <= (kernel == GEMM_MMA              ? call.problem.dtype == CUDA_OPS_FLOAT64 ? 32 : 1
+                           : kernel == GEMM_SM90           ? MOST_SM90_SPLITS
+                           : kernel == GEMM_SM90_3XTF32    ? MOST_SM90_SPLITS
+                           : kernel == GEMM_SM90_SKINNY    ? 8
+                           : kernel == GEMM_DIRECT         ? 16
+                           : kernel == GEMM_NARROW         ? MOST_NARROW_SPLITS
+                           : kernel == GEMM_SM90_UNALIGNED ? MOST_SM90_UNALIGNED_SPLITS
+                                                           : 1);
 }
 
 extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, const cuda_ops_gemm_problem *problem,
@@ -850,6 +871,8 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
         return gemm_narrow_planned_workspace(*problem, internal(*problem, *plan));
     if (plan->path == GEMM_SM90_3XTF32)
         return gemm_sm90_3xtf32_planned_workspace(*problem, internal(*problem, *plan));
+    if (plan->path == GEMM_SM90_UNALIGNED)
+        return gemm_splits_bytes(*problem, plan->splits);
     return path && path->workspace ? path->workspace(*problem, current_device()) : 0;
 }
 

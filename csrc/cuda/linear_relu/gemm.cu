@@ -12,6 +12,7 @@
 #include "cuda_ops/linear.h"
 #include "cuda_ops/relu.h"
 #include "gemm/paths.h"
+#include "gemm/sm90_unaligned/sm90_unaligned.h"
 
 // From so many rows on, separate products are faster than the skinny path's single launch (benchmarks/notes/mnist.md).
 static constexpr int64_t LEAST_ROWS = 1024;
@@ -97,7 +98,7 @@ Answer linear_relu_gemm_is_fast(const LinearReluCall &call, const Device &device
           product(call, call.out_features, call.in_features, call.rows, 1, 0)}) {
         const int path = gemm_path_on(problem, device);
         if (path != GEMM_SM90 && path != GEMM_SM90_SKINNY && path != GEMM_PADDED && path != GEMM_SM90_3XTF32 &&
-            !(path == GEMM_NARROW && tensor_cores))
+            path != GEMM_SM90_UNALIGNED && !(path == GEMM_NARROW && tensor_cores))
             return no("one of the three products would go neither by TMA and wgmma nor, with few columns, as a stream");
     }
     return YES;

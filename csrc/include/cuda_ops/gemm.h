@@ -67,12 +67,13 @@ cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void 
                                     const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block);
 
 /* Paths by number, which is that of their rung in the ladder: 4 (naive) to 13 (sm90: clusters, persistent), 14
- * (sm90_skinny) and 15 (direct) for skinny and small products; and three that are no rungs: 16 (padded), 13 and 14 on
- * copies of operands whose rows are no multiple of 16 bytes, 17 (narrow), for long operands of few columns, and 18
- * (sm90_3xtf32), float32 on Hopper's tensor cores with float32's accuracy, unless CUDA_OPS_3XTF32 is 0 in the environment. 62 is
- * rung 6 with dynamic shared memory, 71 rung 7 with one-dimensional tiles. Zero stands for the fastest known for the
- * problem on the current device. */
-enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 18 };
+ * (sm90_skinny) and 15 (direct) for skinny and small products; and four that are no rungs: 16 (padded), 13 and 14 on
+ * copies of operands whose rows are no multiple of 16 bytes, 17 (narrow), for long operands of few columns, 18
+ * (sm90_3xtf32), float32 on Hopper's tensor cores with float32's accuracy, unless CUDA_OPS_3XTF32 is 0 in the
+ * environment, and 19 (sm90_unaligned), for rows of multiples of 4 or 8 bytes in 16 bits. 62 is rung 6 with dynamic
+ * shared memory, 71 rung 7 with one-dimensional tiles. Zero stands for the fastest known for the problem on the current
+ * device. */
+enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 19 };
 
 /* The path that a call with `path` would take on the current device: `path` itself if it supports the problem, for
  * CUDA_OPS_GEMM_FASTEST the choice, and -1 if it does not (dtype, alignment, device) or there is none. */

@@ -24,11 +24,17 @@ __device__ __forceinline__ void copy_run(char *to, const char *from, int64_t run
     if (left >= bytes) {
         for (int at = 16 * lane; at < bytes; at += 16 * WARP_SIZE)
             cp_async_16(shared + at, first + at);
-    } else {
-        for (int at = 16 * lane; at < bytes; at += 16 * WARP_SIZE) {
-            const int valid = left <= at ? 0 : left - at < 16 ? (int)(left - at) : 16;
-            cp_async<16>(shared + at, valid > 0 ? first + at : from, valid);
+        return;
+    }
+    for (int at = 16 * lane; at < bytes; at += 16 * WARP_SIZE) {
+        if (left - at >= 16) {
+            cp_async_16(shared + at, first + at);
+            continue;
         }
+        // The last bytes of all, and zeros: a copy of fewer than 16 would name 16, some of which are not the operand's.
+        // The barrier of wait_for_run shows them to the other lanes.
+        for (int byte = at; byte < at + 16; byte += 2)
+            *(unsigned short *)(to + byte) = byte < left ? *(const unsigned short *)(first + byte) : (unsigned short)0;
     }
 }
 
