@@ -127,7 +127,8 @@ typedef enum cuda_ops_conv2d_path {
     CUDA_OPS_CONV2D_IM2COL = 10,  /* as a product of matrices, one of them in columns: float32, and the gradient of the
                                    * input in 16 bits; channels_last, one group */
     CUDA_OPS_CONV2D_GROUPED = 11, /* groups of few channels, from 8.0 on: all dtypes but float64, channels_last */
-    CUDA_OPS_CONV2D_PATCHES = 12  /* halves as a product of matrices, one of which has the input's patches; one group */
+    CUDA_OPS_CONV2D_PATCHES = 12  /* as a product of matrices, one of which has the input's patches: halves; and the
+                                   * gradient of few input channels under a stride by rectangles of pixels; one group */
 } cuda_ops_conv2d_path;
 
 /* A path's name, such as "sm90_halo", which CUDA_OPS_CONV2D_PATH takes; NULL for a number without one. */
