@@ -8,6 +8,7 @@ import torch
 from support.conversion import assert_converts, classes, images, loss_of
 
 import cuda_ops
+from cuda_ops.conversion import layers
 
 
 def tiny(name):
@@ -252,3 +253,24 @@ def test_norms_that_only_look_alike_are_left():
     assert result.dtype == expected.dtype == torch.float32 and torch.equal(result, expected)
     report = cuda_ops.convert(torch.nn.Sequential(Norm(4)))
     assert [layer.reason for layer in report.left] == ["a subclass of LlamaRMSNorm"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_conv1d(device, dtype):
+    """transformers' linear layer, whose weight lies (in, out), has addmm's dtype under autocast too."""
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.randn(24, 40, device=device, dtype=dtype))
+    layer.bias = torch.nn.Parameter(torch.randn(40, device=device, dtype=dtype))
+    x = torch.randn(3, 5, 24, device=device, dtype=dtype, requires_grad=True)
+    tensors = [x, layer.weight, layer.bias]
+    for autocast in (False, True):
+        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=autocast):
+            expected = torch.addmm(layer.bias, x.view(-1, 24), layer.weight).view(3, 5, 40)
+            found = layers._conv1d(layer, x)
+        assert found.dtype == expected.dtype
+        tolerance = {"rtol": 2e-2, "atol": 5e-2} if expected.dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+        torch.testing.assert_close(found, expected, **tolerance)
+        grad = torch.randn_like(expected)
+        for a, e in zip(*(torch.autograd.grad(y, tensors, grad) for y in (found, expected)), strict=True):
+            assert a.dtype == e.dtype
+            torch.testing.assert_close(a, e, rtol=tolerance["rtol"], atol=5 * tolerance["atol"])

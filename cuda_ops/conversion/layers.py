@@ -139,7 +139,8 @@ VIEWS_OF_TORCHVISION = {("torchvision.ops.misc", "Permute"), ("torchvision.model
 
 
 def _conv1d(self, x):
-    return functional.matmul(x, parameter(self, "weight")) + parameter(self, "bias")
+    """linear, whose weight lies (in, out). A product and a sum apart would have the bias's dtype under autocast."""
+    return functional.linear(x, parameter(self, "weight").t(), parameter(self, "bias"))
 
 
 def _gelu_of_tanh(self, input):
