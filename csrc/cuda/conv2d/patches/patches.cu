@@ -297,8 +297,9 @@ bool conv2d_patches_applies(const ConvCall &call)
 {
     ConvCall product = call;
     product.sizes.activation = CUDA_OPS_CONV2D_NONE;
-    return !in_shared_memory(product) && (call.sizes.activation == CUDA_OPS_CONV2D_RELU ||
-                                          gemm_path_on(problem_of(product), current_device()) != GEMM_NARROW);
+    return !in_shared_memory(product) &&
+           (call.sizes.activation == CUDA_OPS_CONV2D_RELU ||
+            gemm_path_on(conv2d_patches_problem(product), current_device()) != GEMM_NARROW);
 }
 
 static size_t workspace_of(const ConvCall &call)
