@@ -79,6 +79,12 @@ CUDA_OPS_SIMD static void FN(open_gates)(REAL *factor, REAL *slope, const REAL *
                                                                : (REAL)1;
 }
 
+/* A gate that is shut or wide open has no gradient, whatever the sum is: of an infinite one it would be NaN. */
+static REAL FN(times_slope)(double sum, REAL slope, cuda_ops_channel_gate gate)
+{
+    return gate == CUDA_OPS_CHANNEL_GATE_HARDSIGMOID && slope == 0 ? 0 : (REAL)(sum * (double)slope);
+}
+
 CUDA_OPS_SIMD static void FN(scale_row)(REAL *output, const REAL *input, const REAL *factor, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
@@ -147,7 +153,8 @@ static void FN(scale_channels_backward)(REAL *grad_input, REAL *grad_scale, cons
         FN(open_gates)(factor, slope, scale + at, gate, width);
         if (inner == 1) {
             if (grad_scale)
-                grad_scale[at] = (REAL)(FN(product_sum)(grad_output + from, input + from, count) * (double)slope[0]);
+                grad_scale[at] =
+                    FN(times_slope)(FN(product_sum)(grad_output + from, input + from, count), slope[0], gate);
             if (grad_input)
                 FN(scale_pixels)(grad_input + from, grad_output + from, factor[0], count);
             continue;
@@ -165,7 +172,7 @@ static void FN(scale_channels_backward)(REAL *grad_input, REAL *grad_scale, cons
                 total[i] += (double)some[i];
         }
         for (int64_t i = 0; grad_scale && i < width; i++)
-            grad_scale[at + i] = (REAL)(total[i] * (double)slope[i]);
+            grad_scale[at + i] = FN(times_slope)(total[i], slope[i], gate);
     }
 }
 

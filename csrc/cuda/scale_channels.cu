@@ -62,6 +62,14 @@ __device__ __forceinline__ A gate_slope_of(A scale, cuda_ops_channel_gate gate)
     return A(1);
 }
 
+// A gate that is shut or wide open has no gradient, whatever the sum is: of an infinite one it would be NaN.
+template <typename T, typename A>
+__device__ __forceinline__ A times_gate_slope(A sum, A scale, cuda_ops_channel_gate gate)
+{
+    const A slope = gate_slope_of<T>(scale, gate);
+    return gate == CUDA_OPS_CHANNEL_GATE_HARDSIGMOID && slope == A(0) ? A(0) : sum * slope;
+}
+
 template <typename T, int SIZE>
 __device__ __forceinline__ void load_gates(accumulate_type<T> (&gates)[SIZE], const T *scale,
                                            cuda_ops_channel_gate gate)
@@ -206,7 +214,7 @@ __global__ void __launch_bounds__(SCALE_CHANNELS_THREADS) scale_channels_backwar
                 a.partials[blockIdx.y * a.outer * a.inner + at] = total;
             else
                 a.grad_scale[at] =
-                    store_from_accumulate<T>(total * gate_slope_of<T>(load_as_accumulate(a.scale[at]), a.gate));
+                    store_from_accumulate<T>(times_gate_slope<T>(total, load_as_accumulate(a.scale[at]), a.gate));
         }
         __syncthreads();
     }
@@ -233,7 +241,7 @@ __global__ void __launch_bounds__(SCALE_CHANNELS_THREADS)
             for (int s = 0; s < IN_FLIGHT; s++)
                 sum += part[s];
         }
-        a.grad_scale[i] = store_from_accumulate<T>(sum * gate_slope_of<T>(load_as_accumulate(a.scale[i]), a.gate));
+        a.grad_scale[i] = store_from_accumulate<T>(times_gate_slope<T>(sum, load_as_accumulate(a.scale[i]), a.gate));
     }
 }
 
@@ -282,7 +290,7 @@ __global__ void __launch_bounds__(SCALE_CHANNELS_THREADS)
         }
         if (lane == 0 && row < a.outer)
             a.grad_scale[row] =
-                store_from_accumulate<T>(sum * gate_slope_of<T>(load_as_accumulate(a.scale[row]), a.gate));
+                store_from_accumulate<T>(times_gate_slope<T>(sum, load_as_accumulate(a.scale[row]), a.gate));
     }
 }
 

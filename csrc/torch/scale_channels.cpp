@@ -146,6 +146,9 @@ static std::tuple<Tensor, Tensor> scale_channels_backward(const Tensor &grad_out
 // As it is multiplied with input: with its dimensions.
 static Tensor channel_factor(const Tensor &scale, const Tensor &input)
 {
+    TORCH_CHECK(input.dim() >= 2 && scale.dim() >= 2,
+                "scale_channels: expected input and scale to have a batch and channels, got ", input.dim(), " and ",
+                scale.dim(), " dimensions");
     c10::SymDimVector sizes(static_cast<size_t>(input.dim()), 1);
     sizes[0] = scale.sym_size(0), sizes[1] = scale.sym_size(1);
     return scale.view_symint(sizes);

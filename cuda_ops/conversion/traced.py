@@ -716,7 +716,7 @@ class _Finder:
         conv1 = self.before(activation, "c") if letter in ACTIVATIONS and len(activation.users) == 1 else None
         if conv1 is None or not self.is_pointwise(conv1) or not self.is_pooled(conv1.args[0]):
             return
-        with self.graph.inserting_before(conv2):
+        with self.graph.inserting_before(conv1):  # where its input is as it was read
             function = self.layer(activation) or ACTIVATIONS[letter]
             new = self.call(conv2, fusing.excitation, conv1.args[0], self.layer(conv1), function, self.layer(conv2))
         self.gain("excitation", conv1, activation, conv2)

@@ -6,7 +6,7 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._fakes import register_fake
 from .._library import library
-from .._operators import operator
+from .._operators import composite, operator
 from .linear import linear_forward
 from .matmul import matmul_of_any
 
@@ -50,9 +50,14 @@ def _rows(input, *tensors):
     return [None if t is None else (t.flatten(1) if t.dim() > 1 else t).to(dtype) for t in (input, *tensors)]
 
 
-@torch.library.impl(library, "excitation_gradients", "CompositeImplicitAutograd")
+@composite("excitation_gradients")
 def _(grad_output, input, weight1, bias1, weight2, bias2, activation, wanted):
     """The gradients that are wanted, by ops that are differentiable further, of the first product computed anew."""
+    _check(input, weight1, bias1, weight2, bias2, activation)
+    for number, bias, want in ((1, bias1, wanted[2]), (2, bias2, wanted[4])):
+        expect(bias is not None or not want, OP, f"bias{number}, whose gradient is wanted, to be there")
+    fits = grad_output.shape == (input.shape[0], weight2.shape[0], *input.shape[2:])
+    expect(fits, OP, "grad_output to have output's shape, got {}", list(grad_output.shape))
     x, w1, b1, w2, grad = _rows(input, weight1, bias1, weight2, grad_output)
     z = linear_forward(x, w1, b1)
     grad_z = matmul_of_any(grad, w2) * SLOPES[activation](z) if any(wanted[:3]) else None
@@ -66,7 +71,7 @@ def _(grad_output, input, weight1, bias1, weight2, bias2, activation, wanted):
     return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
-@torch.library.impl(library, "excitation_tangent", "CompositeImplicitAutograd")
+@composite("excitation_tangent")
 def _(t_input, t_weight1, t_bias1, t_weight2, t_bias2, input, weight1, bias1, weight2, bias2, activation):
     """The tangent of output, by the same ops."""
     tangents = t_input, t_weight1, t_bias1, t_weight2, t_bias2
@@ -75,7 +80,7 @@ def _(t_input, t_weight1, t_bias1, t_weight2, t_bias2, input, weight1, bias1, we
         fits = tangent is None or (
             tensor is not None and tangent.dtype is tensor.dtype and tangent.shape == tensor.shape
         )
-        expect(fits, OP, "expected the tangent of {} to have its dtype and shape", name)
+        expect(fits, OP, "the tangent of {} to have its dtype and shape", name)
     _check(*tensors, activation)
     x, w1, b1, w2, t_x, t_w1, t_b1, t_w2, t_b2 = _rows(input, weight1, bias1, weight2, *tangents)
     z = linear_forward(x, w1, b1)

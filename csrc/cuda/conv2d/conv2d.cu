@@ -194,9 +194,8 @@ static bool is_contender(const ConvPath &path, int first, const ConvCall &call, 
 }
 
 // The row for a call of any path, whose pointers make no difference; NULL: none takes it.
-static const ConvPath *fastest(const ConvCall &call, ConvDevice device)
+static const ConvPath *fastest_alone(const ConvCall &of, ConvDevice device)
 {
-    const ConvCall of = call_of_sizes(call.pass, &call.sizes, call.dtype);
     const ConvPath *best = nullptr;
     for (const ConvPath &path : PATHS)
         if (!best && takes(path, of, CUDA_OPS_CONV2D_FASTEST, device))
@@ -217,6 +216,22 @@ static const ConvPath *fastest(const ConvCall &call, ConvDevice device)
         }
     }
     return best;
+}
+
+// The choice does not depend on an activation, so that a convolution is made alike with it and without; where the path
+// has none, the first one that does.
+static const ConvPath *fastest(const ConvCall &call, ConvDevice device)
+{
+    const ConvCall of = call_of_sizes(call.pass, &call.sizes, call.dtype);
+    ConvCall alone = of;
+    alone.sizes.activation = CUDA_OPS_CONV2D_NONE;
+    const ConvPath *const best = fastest_alone(alone, device);
+    if (!best || supports(*best, of, device))
+        return best;
+    for (const ConvPath &path : PATHS)
+        if (takes(path, of, CUDA_OPS_CONV2D_FASTEST, device))
+            return &path;
+    return nullptr;
 }
 
 // The row for a call that asks for path `number`.

@@ -7,7 +7,7 @@
 //
 // Contiguous, 3x3, 5x5 and 7x7 of stride 1 are unrolled here, for backward_input with a mirrored kernel: a block copies
 // a tile of a plane with its halo (or some small planes) to shared memory as float32; a thread computes 4 x 4 pixels.
-// channels_last: unrolled.cu and staged.cu, and of other kernels channels_last.cu. Everything else, float64 too: a thread
+// channels_last: unrolled.cu and staged_sm80.cu, and of other kernels channels_last.cu. Everything else, float64 too: a thread
 // per result.
 // Bound by memory: each element is read once, in whole sectors.
 #include "conv2d/activation.cuh"

@@ -9,9 +9,12 @@
 // bf16).
 // Bound by memory at best, float32 by arithmetic (36 FMA for 5 bytes), few images by latency. On an H200 forward of
 // 4096 images in bf16 runs at 0.3 of a copy's 4.3 TB/s (benchmarks/notes/mnist.md).
+#include "common/device.h"
 #include "conv_bn_relu_pool/one_channel/cuda_cores.cuh"
 #include "conv_bn_relu_pool/one_channel/tensor_cores.cuh"
 #include "conv_bn_relu_pool/one_channel/tf32.cuh"
+
+static constexpr size_t STATIC_BYTES = 1024; // of shared memory beside the dynamic, at most
 
 // ---- D: gradients ----
 
@@ -163,15 +166,19 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
         }
     if constexpr (sizeof(T) == 4)
         if (s.allow_tf32 && uses_tensor_cores(s, grad_output, argmax)) {
-            b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
+            const band_grid wanted = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
             const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
-            const size_t ring_offset = (tensor_shared(b, sizeof(T)) + 15) / 16 * 16,
+            const size_t ring_offset = (tensor_shared(wanted, sizeof(T)) + 15) / 16 * 16,
                          for_reading = ring_offset + TF32_RING_BYTES;
             const size_t bytes = for_products > for_reading ? for_products : for_reading;
-            allow_shared_memory(one_sums_tf32_kernel, bytes);
-            launch_dependent(one_sums_tf32_kernel, dim3(b.blocks, channel_blocks), dim3(THREADS), bytes, stream,
-                             partials, grad_output, argmax, input, s, b, (int)ring_offset);
-            launched = true;
+            // Not everywhere is there room for wide images: some GPUs' blocks have 99 KB.
+            if (bytes + STATIC_BYTES <= (size_t)current_device().shared_bytes) {
+                b = wanted;
+                allow_shared_memory(one_sums_tf32_kernel, bytes);
+                launch_dependent(one_sums_tf32_kernel, dim3(b.blocks, channel_blocks), dim3(THREADS), bytes, stream,
+                                 partials, grad_output, argmax, input, s, b, (int)ring_offset);
+                launched = true;
+            }
         }
     if (!launched)
         launch_dependent(one_sums_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),

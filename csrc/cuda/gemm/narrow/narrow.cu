@@ -122,8 +122,8 @@ Answer gemm_narrow_supports(const GemmCall &call, GemmDevice device)
     const cuda_ops_gemm_problem &p = call.problem;
     if (device.capability < 80)
         return NEEDS_80;
-    if (p.dtype == CUDA_OPS_FLOAT64 || p.batch != 1 || p.k == 0 || p.preactivation)
-        return no("takes no float64, batches, k of zero or preactivation");
+    if (p.dtype == CUDA_OPS_FLOAT64 || p.batch != 1 || p.m == 0 || p.n == 0 || p.k == 0 || p.preactivation)
+        return no("takes no float64, batches, sizes of zero or preactivation");
     if (is_outer(p))
         return p.output_dtype == p.dtype && p.activation <= CUDA_OPS_GEMM_RELU ? YES
                                                                                : no("stores another dtype, or gelu");

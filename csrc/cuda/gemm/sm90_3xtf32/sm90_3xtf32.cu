@@ -25,6 +25,14 @@ static bool is_allowed()
     return setting.row(1, [](int) { return "0"; }) != 0;
 }
 
+// With what is known of the operands' addresses, which `exchanged` leaves where it was.
+static GemmCall with_exchanged_addresses(const GemmCall &call)
+{
+    GemmCall other = exchanged(call);
+    other.problem.unaligned_a = call.problem.unaligned_b, other.problem.unaligned_b = call.problem.unaligned_a;
+    return other;
+}
+
 static bool has_map(const GemmCall &call)
 {
     const cuda_ops_gemm_problem &p = call.problem;
@@ -50,13 +58,13 @@ static int64_t elements(int64_t lines, int64_t stride, const cuda_ops_gemm_probl
 bool gemm_sm90_3xtf32_swaps(const cuda_ops_gemm_problem &p)
 {
     const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, p, nullptr};
-    const bool as_it_is = has_map(call), exchanges = has_map(exchanged(call));
+    const bool as_it_is = has_map(call), exchanges = has_map(with_exchanged_addresses(call));
     return exchanges && (!as_it_is || elements(p.m, p.stride_a, p) < elements(p.n, p.stride_b, p));
 }
 
 static GemmCall as_the_kernel_sees_it(const GemmCall &call)
 {
-    return gemm_sm90_3xtf32_swaps(call.problem) ? exchanged(call) : call;
+    return gemm_sm90_3xtf32_swaps(call.problem) ? with_exchanged_addresses(call) : call;
 }
 
 Answer gemm_sm90_3xtf32_supports(const GemmCall &call, GemmDevice device)

@@ -35,8 +35,9 @@ Answer gemm_sm90_unaligned_supports(const GemmCall &call, GemmDevice device)
     const cuda_ops_gemm_problem &p = call.problem;
     if (device.capability != 90)
         return NEEDS_90;
-    if ((p.dtype != CUDA_OPS_FLOAT16 && p.dtype != CUDA_OPS_BFLOAT16) || p.k == 0)
-        return no("takes 16 bits, and no k of zero");
+    if ((p.dtype != CUDA_OPS_FLOAT16 && p.dtype != CUDA_OPS_BFLOAT16) || p.m == 0 || p.n == 0 || p.k == 0 ||
+        p.batch == 0)
+        return no("takes 16 bits, and no size of zero");
     if (p.preactivation || p.activation > CUDA_OPS_GEMM_RELU)
         return no("has no gelu");
     constexpr int64_t MOST = INT32_MAX / 4; // rows of bytes, and beyond a last tile
