@@ -5,7 +5,6 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._fakes import register_fake
-from .._library import library
 from .._operators import composite, operator
 from .linear import linear_forward
 from .matmul import matmul_of_any

@@ -200,7 +200,7 @@ static const ConvPath *fastest_alone(const ConvCall &of, ConvDevice device)
     for (const ConvPath &path : PATHS)
         if (!best && takes(path, of, CUDA_OPS_CONV2D_FASTEST, device))
             best = &path;
-    // The times are an H200's; those of GPUs whose memory is slower beside their multiply-adds are not in proportion.
+    // The times are an H100's; those of GPUs whose memory is slower beside their multiply-adds are not in proportion.
     if (!best || !conv2d_winograd_is_cheap(device) || device.multiprocessors < 1 || of.sizes.groups != 1 ||
         is_empty(of.sizes) || of.dtype == CUDA_OPS_FLOAT64 || !is_compared(best->number, of, device))
         return best;
@@ -309,7 +309,7 @@ extern "C" int cuda_ops_conv2d_paths_cuda(cuda_ops_path_report *reports, int roo
     return count;
 }
 
-// On an H200: microseconds to start the copies from contiguous to channels_last and back, and for a megabyte of each
+// On an H100: microseconds to start the copies from contiguous to channels_last and back, and for a megabyte of each
 // (transpose_images.cu). Of groups: bytes that they move in a microsecond, and multiply-adds that simt makes in one.
 static constexpr double COPIES_START = 5, COPIES_MEGABYTE = 0.8, COPY_RATE = 3e6, SIMT_RATE = 13e6;
 

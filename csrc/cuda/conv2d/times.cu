@@ -1,5 +1,5 @@
 // The times that paths of conv2d are expected to take where they have no model of their own: by what they move and
-// multiply, with costs fitted by least squares to 2,800 calls of one group on an H200 (benchmarks/notes/conv2d.md has how,
+// multiply, with costs fitted by least squares to 2,800 calls of one group on an H100 (benchmarks/notes/conv2d.md has how,
 // and how far off they are). conv2d.cu compares them.
 #include <float.h>
 

@@ -464,7 +464,7 @@ static constexpr int64_t STRIDED_TILES_BACKWARD = 2, STRIDED_TILES_BACKWARD_3X3 
 // From this stride on by FMA, and so many taps of a strided gradient of weight in 16 bits, other paths take less time.
 static constexpr int64_t LARGE_STRIDE = 3, MANY_TAPS = 64;
 
-// A 1x1 kernel is a product of matrices but for what an H200 had otherwise: gradients of contiguous images in 16 bits, of
+// A 1x1 kernel is a product of matrices but for what an H100 had otherwise: gradients of contiguous images in 16 bits, of
 // which the GEMM makes a product each with so few rows, and of very many pixels in TF32.
 static constexpr int64_t MANY_PIXELS_1X1 = 150000, MANY_IMAGES_1X1 = 32, FEW_1X1 = 2;
 

@@ -189,7 +189,7 @@ Answer conv2d_rectangles_supports(const ConvCall &call, ConvDevice)
     return YES;
 }
 
-// As an H200 has it: to start one of the two kernels, bytes that they move in a microsecond, and how much longer all
+// As an H100 has it: to start one of the two kernels, bytes that they move in a microsecond, and how much longer all
 // take than their expected times together.
 static constexpr double START = 1.5, BYTES_RATE = 2.5e6, SLOWER = 1.12;
 
