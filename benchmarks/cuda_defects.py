@@ -236,11 +236,12 @@ DEFECTS = [
     ),
     Defect(
         320,
-        "conv2d/depthwise/unrolled.cu",
+        "conv2d/depthwise/units.cuh",
         "channels_last: a pixel beyond the row is written",
-        "if (y + i < p.out_height && x + j < p.out_width)",
-        "if (y + i < p.out_height && x + j <= p.out_width)",
+        "(unsigned int)(x + j) < (unsigned int)width)",
+        "(unsigned int)(x + j) <= (unsigned int)width)",
         "conv2d",
+        ("conv2d/depthwise/unrolled.cu",),
     ),
     Defect(
         321,

@@ -45,8 +45,19 @@ int64_t wgmma_convolve_blocks(const tiled_problem &)
     return 0;
 }
 
-cuda_ops_status wgmma_convolve_forward(float *, batch_moments, const float *, const float *, const tiled_problem &,
-                                       cudaStream_t)
+cuda_ops_status wgmma_convolve_forward(float *, batch_moments, const window_maxima &, const float *, const float *,
+                                       const tiled_problem &, cudaStream_t)
+{
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+bool wgmma_backward_fits(const tiled_problem &)
+{
+    return false;
+}
+
+cuda_ops_status wgmma_backward(float *, float4 *, const gradient_source &, const float *, const float *,
+                               const tiled_problem &, int64_t, cudaStream_t)
 {
     return CUDA_OPS_INVALID_ARGUMENT;
 }

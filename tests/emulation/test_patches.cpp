@@ -8,6 +8,11 @@
 
 using namespace emulation;
 
+int gemm_path_on(const cuda_ops_gemm_problem &, GemmDevice, int)
+{
+    return GEMM_SIMT;
+}
+
 extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *, int)
 {
     return 0;

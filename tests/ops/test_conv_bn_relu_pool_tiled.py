@@ -196,7 +196,10 @@ def test_no_gradient_of_input_and_no_parameters(tf32, allow_tf32):
         weight = w.clone().requires_grad_()
         conv_bn_relu_pool(x, weight, None, None, None, padding=1).square().sum().backward()
         grads.append(weight.grad)
-    assert torch.equal(*grads)
+    if tf32:  # one kernel makes both gradients, and another the weight's alone
+        assert_close(grads[0], grads[1].double(), 1e-3)
+    else:
+        assert torch.equal(*grads)
 
 
 @pytest.mark.cuda

@@ -349,14 +349,14 @@ def test_own_plan(dtype):
     """What is chosen runs, at sizes for which it is each of the rungs."""
     chosen = set()
     sizes_of_rungs = [(16, 4096, 512), (64, 128, 3136), (64, 10, 128), (1024, 1024, 64), (2048, 2048, 32), (1, 33, 700)]
-    for sizes in [*sizes_of_rungs, (30, 31, 33)]:
+    for sizes in [*sizes_of_rungs, (30, 31, 33), (777, 1333, 555)]:
         a, b = operands(*sizes, dtype, "cuda", False, True)
         plan = ops.gemm_plan(a, b)
         chosen.add(plan[0])
-        assert plan[0] in (10, 11, 13, 14, 15, 16)
+        assert plan[0] in (10, 11, 13, 14, 15, 16, 18)
         check(lambda a, b, plan=plan: ops.gemm_planned(a, b, plan), a, b, f"{plan} {sizes}")
     if torch.cuda.get_device_capability()[0] == 9:
-        assert chosen == {torch.float32: {10, 15}, torch.float64: {11, 15}}.get(dtype, {13, 14, 15, 16})
+        assert chosen == {torch.float32: {10, 15, 18}, torch.float64: {11, 15}}.get(dtype, {13, 14, 15, 16})
 
 
 @pytest.mark.cuda

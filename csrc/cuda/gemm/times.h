@@ -1,15 +1,16 @@
 // How long a tile takes: what the choice in gemm.cu is based on, in part measured and written by
 // `python benchmarks/tune_gemm.py` on an NVIDIA H200; not to be edited by hand.
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
-// path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct, 18 sm90_3xtf32). m x n: the tile; cluster:
-// its blocks, along m and n (sm90's 16-bit tiles from 16 to 21 are of 128 rows, the last of 192, which two blocks make
-// together, each with half of k: two of 64 or 96). blocks: that share an SM; sm90_skinny, sm90's tiles for batches and
-// mma's small float64 tiles have rows for one and several. splits: the most splits of k, and `split` what they cost:
-// sm90's beside the bytes of the partial sums, float64's direct for each split but the first, sm90_skinny's and
-// direct's others for each doubling.
-// Fitted to the times of random products instead, of late on an H200 (benchmarks/notes/gemm.md), and left alone by the
-// tuner: the rows of 16 bits and TF32 but mma's, sm90_3xtf32's, and direct's but in float64. TF32's are without the copy that makes an
-// operand K-major, which gemm.cu counts.
+// path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct, 18 sm90_3xtf32). m x n: the
+// tile; cluster: its blocks, along m and n (sm90's 16-bit tiles from 16 to 21 are of 128 rows, the last of 192, which two
+// blocks make together, each with half of k: two of 64 or 96). blocks: that share an SM; sm90_skinny, sm90's tiles for
+// batches and mma's small float64 tiles have rows for one and several. splits: the most splits of k, and `split` what
+// they cost: sm90's beside the bytes of the partial sums, float64's direct for each split but the first, sm90_skinny's
+// and direct's others for each doubling.
+// Fitted to the times of random products instead, of late on an H100 (benchmarks/notes/gemm.md; 256 x 160 and 128 x 128
+// side by side, of operands along m and n, on an H200), and left alone by the tuner: the rows of 16 bits and TF32 but
+// mma's, sm90_3xtf32's, and direct's but in float64. TF32's are without the copy that makes an operand K-major, which
+// gemm.cu counts.
 #ifndef CUDA_OPS_GEMM_TIMES_H
 #define CUDA_OPS_GEMM_TIMES_H
 
@@ -61,9 +62,9 @@ static const GemmTime HALVES_LONG_TIMES[] = {
     { 13,   6, 128,  64,   1,   1,   2, 264,  0.98,  9.29,  1.02,  0.95},
     { 13,   7,  64, 128,   1,   1,   1, 264,  2.16,  5.98,  0.68,  1.11},
     { 13,   7,  64, 128,   1,   1,   2, 264,  1.92,  9.63,  1.08,  1.02},
-    { 13,  10, 128, 128,   1,   2,   1, 128,  2.65,  5.23,  0.94,  1.76},
+    { 13,  10, 128, 128,   1,   2,   1, 128,  2.63,  5.32,  0.94,  1.75},
     { 13,  11, 128, 224,   2,   1,   1, 128,  2.65,  9.74,  1.53,  2.21},
-    { 13,  12, 256, 160,   2,   1,   1, 128,  2.04, 13.24,  2.84,  2.91},
+    { 13,  12, 256, 160,   2,   1,   1, 128,  2.04, 12.70,  2.82,  2.91},
     { 13,  13, 192, 192,   2,   1,   1, 128,  1.89, 10.67,  2.47,  2.54},
     { 13,  14, 192, 128,   2,   1,   1, 128,  2.14,  8.04,  1.59,  2.76},
     { 13,  15, 192,  96,   2,   1,   1, 128,  2.35,  7.51,  0.96,  2.65},
