@@ -4,6 +4,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
+#include <ATen/ops/clamp.h>
 #include <ATen/ops/clamp_max.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/le.h>
@@ -225,8 +226,10 @@ struct Ops {
 // Second derivatives, for <name>_backward_<saved>(grad, grad_output, saved), grad * grad_output * second(saved). They are
 // composed of PyTorch's ops, which are differentiable further; of near numbers no difference is taken here either.
 
-Tensor gelu_second(const Tensor &x, std::string_view approximate)
+Tensor gelu_second(const Tensor &input, std::string_view approximate)
 {
+    // Beyond, it is 0 in every dtype, and powers of what is there would be infinities times 0.
+    const Tensor x = at::clamp(input, -40, 40);
     if (gelu_activation(approximate).function == CUDA_OPS_ACTIVATION_GELU)
         return at::exp(-0.5 * x * x) * (2 - x * x) * 0.39894228040143267794;
     // Of x s(z), z = a x + b x^3: s' (2 z' + x z'' + x z'^2 (1 - 2 s)).
@@ -285,6 +288,10 @@ Tensor mish_second(const Tensor &x)
 template <auto second, typename... Parameters>
 Tensor backward_saved(const Tensor &grad, const Tensor &grad_output, const Tensor &saved, Parameters... parameters)
 {
+    if (saved.scalar_type() == at::kHalf || saved.scalar_type() == at::kBFloat16) { // rounded once, as by kernels
+        const Tensor product = grad.to(at::kFloat) * grad_output.to(at::kFloat);
+        return (product * second(saved.to(at::kFloat), parameters...)).to(saved.scalar_type());
+    }
     return grad * grad_output * second(saved, parameters...);
 }
 

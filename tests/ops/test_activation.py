@@ -281,3 +281,16 @@ def test_softplus_compares_the_product_with_its_threshold(device):
         torch.testing.assert_close(output, expected, rtol=1e-14, atol=0)
         grads = [torch.autograd.grad(y.sum(), x)[0] for y in (output, expected)]
         torch.testing.assert_close(*grads, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_second_derivatives_of_gelu_far_away(device, dtype, approximate):
+    """Powers of large numbers overflow, in float16 from 40 on, where the derivative is 0."""
+    x = torch.tensor([-6e4, -300.0, -45.0, 45.0, 300.0, 6e4], device=device, dtype=dtype)
+    if dtype == torch.float32:
+        x = x * 1e30
+    x.requires_grad_()
+    (grad,) = torch.autograd.grad(functional.gelu(x, approximate).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), x)
+    assert torch.equal(second, torch.zeros_like(x))
