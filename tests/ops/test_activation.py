@@ -291,6 +291,6 @@ def test_second_derivatives_of_gelu_far_away(device, dtype, approximate):
     if dtype == torch.float32:
         x = x * 1e30
     x.requires_grad_()
-    (grad,) = torch.autograd.grad(functional.gelu(x, approximate).sum(), x, create_graph=True)
+    (grad,) = torch.autograd.grad(F.gelu(x, approximate).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(grad.sum(), x)
     assert torch.equal(second, torch.zeros_like(x))
