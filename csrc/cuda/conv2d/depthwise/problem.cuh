@@ -122,7 +122,7 @@ bool conv2d_depthwise_unrolled_takes(const DepthwiseProblem &p, cuda_ops_dtype d
 cuda_ops_status conv2d_depthwise_unrolled(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward,
                                           cudaStream_t stream);
 
-// staged.cu: the same of whole vectors of channels, by way of shared memory; CUDA_OPS_INVALID_ARGUMENT where it does not
+// staged_sm80.cu: the same of whole vectors of channels, by way of shared memory; CUDA_OPS_INVALID_ARGUMENT where it does not
 // take that, or is not expected to take less than `microseconds`
 cuda_ops_status conv2d_depthwise_staged(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward,
                                         double microseconds, const Device &device, cudaStream_t stream);

@@ -24,7 +24,7 @@ struct UnitTiles {
     struct Divisor by_lanes, by_units_x, by_units;
 };
 
-// Microseconds of an H100, fitted to 66 products that unrolled.cu and staged.cu both made, of each: to start, of 1000
+// Microseconds of an H100, fitted to 66 products that unrolled.cu and staged_sm80.cu both made, of each: to start, of 1000
 // instructions of warps and of 1000 bytes from the L2 of the busiest multiprocessor, and of a MB that there is. Off by
 // 7 % in the mean; by them 1.8 % was lost to the better of the two.
 struct UnitTimes {
