@@ -73,10 +73,12 @@ def test_of_one_image(monkeypatch):
 @needs_tables
 def test_what_is_too_small_for_it(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    for batch, inputs, outputs, size in [(2, 5, 7, 9), (1, 32, 32, 7)]:
-        assert "winograd" not in chosen(meta(batch, inputs, size, size), meta(outputs, inputs, 3, 3), padding=1)
-    # Few channels of many pixels, of which the gradient of the weight alone has enough sums.
-    assert "winograd" not in chosen(meta(64, 8, 56, 56), meta(8, 8, 3, 3), padding=1)[:2]
+    assert "winograd" not in chosen(meta(2, 5, 9, 9), meta(7, 5, 3, 3), padding=1)
+    # Few channels of many pixels and few pixels, of which by the expected times the gradient of the weight alone has
+    # enough sums.
+    for batch, channels, size in [(64, 8, 56), (1, 32, 7)]:
+        image, weight = meta(batch, channels, size, size), meta(channels, channels, 3, 3)
+        assert "winograd" not in chosen(image, weight, padding=1)[:2]
 
 
 @needs_tables
