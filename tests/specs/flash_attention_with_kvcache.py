@@ -35,6 +35,8 @@ def reference(
         length = (
             keys.shape[0] if cache_seqlens is None else int(torch.as_tensor(cache_seqlens).expand(query.shape[0])[b])
         )
+        if length < 0:
+            raise IndexError("a negative length")
         keys, values = keys[:length], values[:length]
         if key is not None:
             keys, values = torch.cat([keys, key[b]]), torch.cat([values, value[b]])
