@@ -70,6 +70,26 @@ def composite(name: str) -> Callable:
     return register
 
 
+def check_tangent(op: str, name: str, tensor: Tensor | None, tangent: Tensor | None):
+    """Refuses a tangent, where there is one, of a tensor that cannot have it."""
+    if tangent is None:
+        return
+    if not isinstance(tensor, Tensor) or (tangent.shape, tangent.dtype) != (tensor.shape, tensor.dtype):
+        got = "None" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}"
+        raise RuntimeError(
+            f"{op}: expected {name} to have the dtype and shape of its tangent, {tangent.dtype} of shape "
+            f"{list(tangent.shape)}, got {got}"
+        )
+    if not tensor.is_floating_point():
+        raise RuntimeError(f"{op}: expected {name} to be floating point, got {tensor.dtype}")
+
+
+def dual(op: str, name: str, tensor: Tensor | None, tangent: Tensor | None) -> Tensor | None:
+    """A tensor with its tangent, for ops whose tangent is composed of those of others; as it is without one."""
+    check_tangent(op, name, tensor, tangent)
+    return tensor if tangent is None else torch._make_dual(tensor, tangent, level=0)
+
+
 def _checked(op, argument, kind, size, value):
     """`value` as an argument of that type (a list of that size) in a schema, or an error that names both."""
     is_optional = kind.startswith("Optional")

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, number, pair
 from .._fakes import register_fake
 from .._modules import buffer, parameter
-from .._operators import composite, operator
+from .._operators import composite, dual, operator
 from .batch_norm_act import SLOPES, batch_norm_act_forward_inference
 from .conv2d import (
     _four_paddings,
@@ -115,18 +115,11 @@ def _(*arguments):
     """The tangent of output, by those of the ops that are fused here."""
     count = len(DIFFERENTIABLE)
     tangents, block = arguments[:count], Block(*arguments[count:])
-    duals = []
-    for name, tangent in zip(DIFFERENTIABLE, tangents, strict=True):
-        tensor = getattr(block, name)
-        fits = tangent is None or (
-            tensor is not None
-            and tensor.is_floating_point()
-            and tangent.dtype is tensor.dtype
-            and tangent.shape == tensor.shape
-        )
-        expect(fits, OP, "the tangent of {} to have its dtype, which is floating point, and its shape", name)
-        duals.append(tensor if tangent is None else torch._make_dual(tensor, tangent, level=0))
-    block = block._replace(**dict(zip(DIFFERENTIABLE, duals, strict=True)))
+    duals = {
+        name: dual(OP, name, getattr(block, name), tangent)
+        for name, tangent in zip(DIFFERENTIABLE, tangents, strict=True)
+    }
+    block = block._replace(**duals)
     convolved, _ = block.convolved()
     output = batch_norm_act_forward_inference(
         convolved,

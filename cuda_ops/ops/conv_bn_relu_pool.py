@@ -16,7 +16,7 @@ from .._arguments import check_tensors, check_tensors_or_none, expect, integer, 
 from .._fakes import register_fake
 from .._library import ops
 from .._modules import buffer, parameter, unlike
-from .._operators import composite, operator
+from .._operators import composite, dual, operator
 from ._pool2d import _pooled_size, pair_or_kernel
 from .batch_norm import (
     BatchNorm2d,
@@ -216,18 +216,6 @@ def _(grad_output, input, weight, bias, bn_weight, bn_bias, running_mean, runnin
     return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
-def _dual(name, tensor, tangent):
-    if not isinstance(tensor, Tensor) or (tangent.shape, tangent.dtype) != (tensor.shape, tensor.dtype):
-        got = "None" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}"
-        raise RuntimeError(
-            f"conv_bn_relu_pool: expected {name} to have the dtype and shape of its tangent, {tangent.dtype} of shape "
-            f"{list(tangent.shape)}, got {got}"
-        )
-    if not tensor.is_floating_point():
-        raise RuntimeError(f"conv_bn_relu_pool: expected {name} to be floating point, got {tensor.dtype}")
-    return torch._make_dual(tensor, tangent, level=0)
-
-
 @composite("conv_bn_relu_pool_tangent")
 def _(
     t_input,
@@ -249,7 +237,7 @@ def _(
     tangents = (t_input, t_weight, t_bias, t_bn_weight, t_bn_bias)
     names = ("input", "weight", "bias", "bn_weight", "bn_bias")
     duals = [
-        tensor if tangent is None else _dual(name, tensor, tangent)
+        dual("conv_bn_relu_pool", name, tensor, tangent)
         for name, tensor, tangent in zip(names, (input, weight, bias, bn_weight, bn_bias), tangents, strict=True)
     ]
     block = _composed(*duals, running_mean, running_var, eps, Geometry.of(geometry))

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._fakes import register_fake
-from .._operators import composite, operator
+from .._operators import check_tangent, composite, operator
 from .linear import linear_forward
 from .matmul import matmul_of_any
 
@@ -76,10 +76,7 @@ def _(t_input, t_weight1, t_bias1, t_weight2, t_bias2, input, weight1, bias1, we
     tangents = t_input, t_weight1, t_bias1, t_weight2, t_bias2
     tensors = input, weight1, bias1, weight2, bias2
     for name, tensor, tangent in zip(("input", "weight1", "bias1", "weight2", "bias2"), tensors, tangents, strict=True):
-        fits = tangent is None or (
-            tensor is not None and tangent.dtype is tensor.dtype and tangent.shape == tensor.shape
-        )
-        expect(fits, OP, "the tangent of {} to have its dtype and shape", name)
+        check_tangent(OP, name, tensor, tangent)
     _check(*tensors, activation)
     x, w1, b1, w2, t_x, t_w1, t_b1, t_w2, t_b2 = _rows(input, weight1, bias1, weight2, *tangents)
     z = linear_forward(x, w1, b1)
