@@ -9,7 +9,7 @@ from support.devices import needs_ampere, needs_hopper
 from support.opspec import Make, assert_close
 
 from cuda_ops._library import ops
-from cuda_ops.functional import conv2d
+from cuda_ops.functional import conv2d, conv_transpose2d
 
 pytestmark = pytest.mark.cuda
 
@@ -642,3 +642,29 @@ def test_contiguous_images_of_1x1_kernels_are_copied_too(dtype, allow_tf32):
         allow_tf32(allowed)
         for name in PASSES:
             assert ops.conv2d_path(image, weight, name, (1, 1), (0,) * 4, (1, 1), 1) == "gemm_1x1"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("batch", "channels", "outs", "columns"), [(1, 256, 256, 2048), (4, 64, 16, 300), (1, 24, 8, 5)]
+)
+def test_strides_of_dimensions_of_one_element(batch, channels, outs, columns, dtype, allow_tf32):
+    """Images of one line are channels_last whatever the line's stride is, which PyTorch's suggestion goes by."""
+    allow_tf32(False)
+    make = Make("cuda", dtype)
+
+    def image(count):
+        return make(batch, columns, count).as_strided((batch, count, 1, columns), (columns * count, 1, 1, count))
+
+    x, grad, weight = image(channels), image(outs), make(outs, channels, 1, 3)
+    assert is_channels_last(x)
+    results = [conv2d(x, weight, padding=(0, 1)), conv_transpose2d(grad, weight, padding=(0, 1))]
+    results.append(ops.conv2d_backward_weight(grad, x, weight.shape, False, (1, 1), (0, 0, 1, 1), (1, 1), 1))
+    exact = [t.double() for t in (x.contiguous(), grad.contiguous(), weight)]
+    expected = [
+        torch.nn.functional.conv2d(exact[0], exact[2], padding=(0, 1)),
+        torch.nn.functional.conv_transpose2d(exact[1], exact[2], padding=(0, 1)),
+        torch.nn.grad.conv2d_weight(exact[0], weight.shape, exact[1], padding=(0, 1)),
+    ]
+    for name, found, right in zip(("forward", "input", "weight"), results, expected, strict=True):
+        assert_close(found, right, TOLERANCE[dtype], name)
