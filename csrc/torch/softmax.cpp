@@ -85,8 +85,9 @@ static Tensor scaled_backward_output(const Tensor &grad, const Tensor &grad_outp
                                      double scale)
 {
     // grad * (grad_output - mean) - grad_output * grad_mean, where the means are weighted by output; and of each row
-    // mean * grad_mean more, which softmax's own gradient takes off again. So it is a product of what deviates: of means
-    // that are large the terms would be beyond float16's range, or all that cancels.
+    // mean * grad_mean more, which softmax's own gradient takes off again: output is softmax's, whose rows sum to 1. So
+    // it is a product of what deviates: of means that are large the terms would be beyond float16's range, or all that
+    // cancels.
     const at::ScalarType type = at::isReducedFloatingType(output.scalar_type()) ? at::kFloat : output.scalar_type();
     const Tensor first = grad.to(type), second = grad_output.to(type), weights = output.to(type);
     const Tensor mean = (second * weights).sum(dim, /*keepdim=*/true);
