@@ -170,6 +170,9 @@ for number in range(first, 1000):
         os.kill(os.getpid(), signal.SIGSEGV)
     if number == 5:
         time.sleep(60)
+    if number == 9:
+        print("========= Invalid __global__ read of size 16 bytes\\n=========     at kernel+0x10", flush=True)
+        raise RuntimeError("CUDA error: lost\\nFor debugging\\nconsider\\nthis\\nand that")
     print("done", "fail wrong value" if number == 7 else "compared", flush=True)
     time.sleep(0.01)
 """
@@ -186,8 +189,10 @@ def test_crashes_and_hangs_are_failures_with_a_name(tmp_path, monkeypatch, capsy
         "op:3": f"killed by {signal.SIGSEGV.name}",
         "op:5": "does not end",
         "op:7": "wrong value",
+        "op:9": "ended with status 1 Invalid __global__ read of size 16 bytes | at kernel+0x10 | "
+        "RuntimeError: CUDA error: lost | For debugging | consider",
     }
-    assert figures["failures"] == 3 and figures["cases"] > 10 and figures["seed"] == 1
+    assert figures["failures"] == 4 and figures["cases"] > 10 and figures["seed"] == 1
     assert "PYTHONPATH=.:tests python -m worker --case op:7" in capsys.readouterr().out
 
 

@@ -39,6 +39,8 @@ static const Tensor &concat_pattern(at::TensorList tensors)
 
 static int64_t concat_dim(const Tensor &pattern, int64_t dim)
 {
+    if (is_passed_over(pattern)) // as all are: of none PyTorch asks for a dimension
+        return 0;
     const int64_t rank = pattern.dim();
     TORCH_CHECK(rank > 0, CONCAT, ": expected tensors to have dimensions, got one that has none");
     TORCH_CHECK_INDEX(-rank <= dim && dim < rank, CONCAT, ": expected dim to be in [", -rank, ", ", rank - 1,

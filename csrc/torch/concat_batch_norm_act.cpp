@@ -38,6 +38,13 @@ static const char *const CHANNEL_OF_TENSORS = "channel of tensors";
 using OptionalTensor = std::optional<Tensor>;
 using Activation = std::optional<std::string_view>;
 
+static void check_no_gradient(const OptionalTensor &running_mean, const OptionalTensor &running_var)
+{
+    for (const OptionalTensor &statistics : {running_mean, running_var})
+        TORCH_CHECK(!statistics || !statistics->requires_grad(), CONCAT_NORM,
+                    ": not differentiable with respect to running statistics");
+}
+
 // The tensors as the kernels see them: [rows, channels] each.
 struct NormSources {
     at::MemoryFormat format = at::MemoryFormat::Contiguous;
@@ -176,6 +183,7 @@ concat_batch_norm_act_forward_training(at::TensorList tensors, at::TensorList mo
         if (statistic)
             check_channel_values(CONCAT_NORM, "running statistics", *statistic, first, all.channels,
                                  CHANNEL_OF_TENSORS);
+    check_no_gradient(running_mean, running_var);
     if (moments.empty() || all.rows == 1 || !all.lay_out(tensors)) {
         const Tensor x = concatenated(tensors);
         if (running_mean || running_var) {
@@ -226,6 +234,7 @@ static Tensor concat_batch_norm_act_forward_inference(at::TensorList tensors, co
         check_channel_values(CONCAT_NORM, "running_mean", running_mean, first, all.channels, CHANNEL_OF_TENSORS);
     check_channel_values(CONCAT_NORM, "running_var", running_var, first, all.channels, CHANNEL_OF_TENSORS);
     check_like(CONCAT_NORM, "running_var", running_var, "running_mean", running_mean);
+    check_no_gradient(running_mean, running_var);
     if (!all.lay_out(tensors)) {
         static const auto forward =
             registered_op<Tensor(const Tensor &, const OptionalTensor &, const OptionalTensor &, const OptionalTensor &,
@@ -500,9 +509,7 @@ concat_batch_norm_act(at::TensorList tensors, at::TensorList moments, const Opti
     static const auto moments_of = registered_op<decltype(batch_norm_moments)>("cuda_ops::batch_norm_moments");
     NormSources all(tensors);
     TORCH_CHECK_VALUE(eps > 0, CONCAT_NORM, ": expected eps to be positive, got ", eps);
-    for (const OptionalTensor &statistics : {running_mean, running_var})
-        TORCH_CHECK(!statistics || !statistics->requires_grad(), CONCAT_NORM,
-                    ": not differentiable with respect to running statistics");
+    check_no_gradient(running_mean, running_var);
     TORCH_CHECK(moments.size() <= tensors.size(), CONCAT_NORM, ": expected moments of the first of the ",
                 tensors.size(), " tensors, got ", moments.size());
     std::vector<Tensor> inputs(tensors.begin(), tensors.end());

@@ -317,6 +317,8 @@ Tensor scaled_as_var(cuda_ops_reduction_kind kind, const Tensor &grad, const Ten
 {
     if (kind != CUDA_OPS_VAR && kind != CUDA_OPS_STD)
         return grad;
+    if (input.sym_numel() == 0) // whose slopes are none: a sum over them is 0, also where the divisor is
+        return grad;
     const c10::SymFloat divisor = c10::SymFloat(reduced_count("reduction", input, dims)) - correction;
     const Tensor scaled = grad * c10::Scalar(c10::SymFloat(2.0) / divisor);
     if (kind == CUDA_OPS_VAR)

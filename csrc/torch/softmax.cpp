@@ -81,10 +81,23 @@ static Tensor masked_softmax_backward(const Tensor &grad_output, const Tensor &o
 
 // The derivatives of the gradient by output, of PyTorch's ops, which are differentiable further: transposed, and times
 // a tangent.
+static Tensor scaled_backward_output(const Tensor &grad, const Tensor &grad_output, const Tensor &output, int64_t dim,
+                                     double scale)
+{
+    // grad * (grad_output - mean) - grad_output * grad_mean, where the means are weighted by output; and of each row
+    // mean * grad_mean more, which softmax's own gradient takes off again: output is softmax's, whose rows sum to 1. So
+    // it is a product of what deviates: of means that are large the terms would be beyond float16's range, or all that
+    // cancels.
+    const at::ScalarType type = at::isReducedFloatingType(output.scalar_type()) ? at::kFloat : output.scalar_type();
+    const Tensor first = grad.to(type), second = grad_output.to(type), weights = output.to(type);
+    const Tensor mean = (second * weights).sum(dim, /*keepdim=*/true);
+    const Tensor grad_mean = (first * weights).sum(dim, /*keepdim=*/true);
+    return (scale * (first - grad_mean) * (second - mean)).to(output.scalar_type());
+}
+
 static Tensor softmax_backward_output(const Tensor &grad, const Tensor &grad_output, const Tensor &output, int64_t dim)
 {
-    return grad * (grad_output - (grad_output * output).sum(dim, /*keepdim=*/true)) -
-           grad_output * (grad * output).sum(dim, /*keepdim=*/true);
+    return scaled_backward_output(grad, grad_output, output, dim, 1);
 }
 
 static Tensor softmax_backward_tangent(const Tensor &tangent, const Tensor &grad_output, const Tensor &output,
@@ -97,7 +110,7 @@ static Tensor softmax_backward_tangent(const Tensor &tangent, const Tensor &grad
 static Tensor masked_softmax_backward_output(const Tensor &grad, const Tensor &grad_output, const Tensor &output,
                                              double scale)
 {
-    return softmax_backward_output(grad, grad_output, output, -1) * scale;
+    return scaled_backward_output(grad, grad_output, output, -1, scale);
 }
 
 static Tensor masked_softmax_backward_tangent(const Tensor &tangent, const Tensor &grad_output, const Tensor &output,

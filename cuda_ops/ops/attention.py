@@ -109,7 +109,8 @@ class _Composed:
     def __init__(self, query, key, value, mask, alibi_slopes, state, scale, options, dropout):
         diagonal, window_left, window_right, softcap = options
         self.dtype = torch.promote_types(query.dtype, torch.float32)
-        self.group = query.shape[1] // key.shape[1] if key.shape[1] else 1
+        self.key_heads = key.shape[1]
+        self.group = query.shape[1] // self.key_heads if self.key_heads else 1
         self.query, self.scale = query.to(self.dtype), scale
         self.key, self.value = self.of_queries(key), self.of_queries(value)
         scores = scale * (self.query @ self.key.mT)
@@ -145,13 +146,13 @@ class _Composed:
     def of_queries(self, tensor):
         """One of the keys' as one a head of the queries."""
         tensor = tensor.to(self.dtype)
-        return tensor.repeat_interleave(self.group, 1) if self.group > 1 else tensor
+        return tensor if self.group == 1 else tensor.repeat_interleave(self.group, 1)
 
     def dropped(self, tensor):
         return tensor if self.factors is None else tensor * self.factors
 
     def sum_of_group(self, tensor):
-        return tensor.unflatten(1, (-1, self.group)).sum(2) if self.group > 1 else tensor
+        return tensor if self.group == 1 else tensor.unflatten(1, (self.key_heads, self.group)).sum(2)
 
 
 @composite("attention_gradients_composed")

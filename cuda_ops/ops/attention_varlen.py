@@ -47,6 +47,25 @@ attention_varlen_forward = operator("attention_varlen_forward")
 AttentionVarlenFunction = autograd_function("attention_varlen_forward", "AttentionVarlenFunction")
 
 
+def _check_sequences(op, query, cu_seqlens_q, cu_seqlens_k, slopes):
+    """What the kernels check, for what indexes by them: on a GPU an index out of range ends the process."""
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        expect(starts.device == query.device, op, "{} to be on the device of query, got {}", name, starts.device)
+        expect(starts.dtype == torch.int32, op, "{} to be int32, got {}", name, starts.dtype)
+        fits = starts.dim() == 1 and starts.shape[0] > 0
+        expect(fits, op, "{} to have shape [sequences + 1], got {}", name, list(starts.shape))
+    fits = cu_seqlens_k.shape[0] == cu_seqlens_q.shape[0]
+    message = "cu_seqlens_k to have the shape of cu_seqlens_q, {}, got {}"
+    expect(fits, op, message, list(cu_seqlens_q.shape), list(cu_seqlens_k.shape))
+    if slopes is not None:
+        expect(slopes.device == query.device, op, "alibi_slopes to be on the device of query, got {}", slopes.device)
+        heads, sequences = query.shape[1], cu_seqlens_q.shape[0] - 1
+        of_heads = slopes.dim() == 1 and slopes.shape[0] == heads
+        of_batch = slopes.dim() == 2 and slopes.shape[0] == sequences and slopes.shape[1] == heads
+        message = "alibi_slopes to have shape [{}] or [{}, {}], got {}"
+        expect(of_heads or of_batch, op, message, heads, sequences, heads, list(slopes.shape))
+
+
 def _positions(starts, rows, longest):
     """Of each row its sequence (the first where it is in none), its place there, and whether it is in one; and the
     lengths of the sequences."""
@@ -97,6 +116,8 @@ def _(
     max_seqlen_k, scale, window_left, window_right, softcap, bottom_right,
 ):  # fmt: skip
     """Of all sequences at once, by a mask."""
+    _check_shapes("attention_varlen_gradients", query, key, value)
+    _check_sequences("attention_varlen_gradients", query, cu_seqlens_q, cu_seqlens_k, alibi_slopes)
     mask = _additive_mask(
         query, key, cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q, max_seqlen_k, window_left, window_right,
         bottom_right,
@@ -113,6 +134,8 @@ def _(
     tangent_query, tangent_key, tangent_value, query, key, value, cu_seqlens_q, cu_seqlens_k, alibi_slopes,
     max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap, bottom_right,
 ):  # fmt: skip
+    _check_shapes("attention_varlen_tangents", query, key, value)
+    _check_sequences("attention_varlen_tangents", query, cu_seqlens_q, cu_seqlens_k, alibi_slopes)
     mask = _additive_mask(
         query, key, cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q, max_seqlen_k, window_left, window_right,
         bottom_right,

@@ -19,6 +19,8 @@ def _(tensors, dim):
     pattern = next((tensor for tensor in tensors if not passed_over(tensor)), tensors[0])
     rank, shape = pattern.dim(), list(pattern.shape)
     expect(rank > 0, op, "tensors to have dimensions, got one that has none")
+    if passed_over(pattern):  # as all are: any dimension will do
+        dim = 0
     message = "dim to be in [{}, {}] for tensors of shape {}, got {}"
     expect(-rank <= dim < rank, op, message, -rank, rank - 1, shape, dim, check=torch._check_index)
     dim %= rank

@@ -6,20 +6,15 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._fakes import register_fake
 from .._operators import check_tangent, composite, operator
+from .batch_norm_act import SLOPES
+from .hardswish import hardswish
 from .linear import linear_forward
 from .matmul import matmul_of_any
+from .relu import relu
+from .silu import silu
 
 OP = "excitation"
-ACTIVATIONS = {
-    "relu": torch.relu,
-    "silu": torch.nn.functional.silu,
-    "hardswish": lambda z: z * torch.clamp(z + 3, 0, 6) / 6,
-}
-SLOPES = {
-    "relu": lambda z: (z > 0).to(z.dtype),
-    "silu": lambda z: torch.sigmoid(z) * (1 + z * (1 - torch.sigmoid(z))),
-    "hardswish": lambda z: torch.where(z < 3, torch.where(z > -3, z / 3 + 0.5, 0), 1).to(z.dtype),
-}
+ACTIVATIONS = {"relu": relu, "silu": silu, "hardswish": hardswish}
 
 
 def _check(input, weight1, bias1, weight2, bias2, activation):
@@ -59,7 +54,7 @@ def _(grad_output, input, weight1, bias1, weight2, bias2, activation, wanted):
     expect(fits, OP, "grad_output to have output's shape, got {}", list(grad_output.shape))
     x, w1, b1, w2, grad = _rows(input, weight1, bias1, weight2, grad_output)
     z = linear_forward(x, w1, b1)
-    grad_z = matmul_of_any(grad, w2) * SLOPES[activation](z) if any(wanted[:3]) else None
+    grad_z = SLOPES[activation](matmul_of_any(grad, w2), z) if any(wanted[:3]) else None
     gradients = (
         lambda: matmul_of_any(grad_z, w1).view(input.shape).to(input.dtype),
         lambda: matmul_of_any(grad_z.t(), x).view(weight1.shape).to(weight1.dtype),
@@ -88,7 +83,7 @@ def _(t_input, t_weight1, t_bias1, t_weight2, t_bias2, input, weight1, bias1, we
         return None if rows is None or weight is None else linear_forward(rows, weight, None)
 
     t_z = total([product(t_x, w1), product(x, t_w1), t_b1])
-    hidden, t_hidden = ACTIVATIONS[activation](z), (SLOPES[activation](z) * t_z).expand_as(z)
+    hidden, t_hidden = ACTIVATIONS[activation](z), SLOPES[activation](t_z.expand_as(z), z)
     tangent = total([product(t_hidden, w2), product(hidden, t_w2), t_b2])
     tangent = tangent.expand(input.shape[0], weight2.shape[0])
     return tangent.reshape(input.shape[0], weight2.shape[0], *input.shape[2:]).to(input.dtype)

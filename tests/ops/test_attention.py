@@ -425,6 +425,19 @@ def test_second_derivatives_where_scores_are_large(device):
         assert (actual.cpu().double() - expected).norm() <= 2e-5 * expected.norm()
 
 
+def test_second_derivatives_of_no_heads(device):
+    """Of a query that has none, beside keys that have: gradients of zeros."""
+    query = torch.ones(2, 0, 3, 4, device=device, requires_grad=True)
+    key, value = (torch.ones(2, 2, 5, 4, device=device, requires_grad=True) for _ in range(2))
+    output = flash_attention(query, key, value, window=(3, 0), bottom_right=True)
+    assert output.shape == (2, 0, 3, 4)
+    grads = torch.autograd.grad(output, (query, key, value), torch.ones_like(output), create_graph=True)
+    seconds = torch.autograd.grad(grads, (query, key, value), [torch.ones_like(g) for g in grads], allow_unused=True)
+    for tensor, grad, second in zip((query, key, value), grads, seconds, strict=True):
+        assert grad.shape == tensor.shape and not grad.any()
+        assert second is None or (second.shape == tensor.shape and not second.any())
+
+
 def test_a_mask_that_hides_every_key(device):
     tensors = operands(device, torch.float32, 5, 70)
     mask = torch.zeros(5, 70, dtype=torch.bool, device=device)

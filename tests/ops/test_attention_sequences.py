@@ -167,6 +167,34 @@ def test_starts_that_are_wrong_read_and_write_nothing_else(device, numbers):
     assert all(grad.isfinite().all() for grad in grads)
 
 
+def test_composed_derivatives_check_what_they_index_by(device):
+    """An index out of range, of slopes of fewer sequences, would end a process on a GPU."""
+    x = torch.ones(5, 4, 8, device=device)
+    starts = torch.tensor([0, 2, 2, 5], dtype=torch.int32, device=device)
+    right = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "alibi_slopes": None}
+    ops = torch.ops.cuda_ops
+
+    def gradients(**wrong):
+        return ops.attention_varlen_gradients_composed(
+            x, None, x, x, x, *(right | wrong).values(), 3, 3, 0.5, -1, -1, 0.0, False
+        )
+
+    def tangents(**wrong):
+        return ops.attention_varlen_tangents(x, x, x, x, x, x, *(right | wrong).values(), 3, 3, 0.5, -1, -1, 0.0, False)
+
+    for name, op in (("gradients", gradients), ("tangents", tangents)):
+        for wrong, message in [
+            ({"alibi_slopes": torch.ones(1, 4)}, r"alibi_slopes to have shape \[4\] or \[3, 4\], got \[1, 4\]"),
+            ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes to have shape \[4\] or \[3, 4\], got \[3\]"),
+            ({"cu_seqlens_q": starts.long().cpu()}, "cu_seqlens_q to be "),
+            ({"cu_seqlens_k": starts[:2].cpu()}, r"cu_seqlens_k to have the shape of cu_seqlens_q, \[4\], got \[2\]"),
+            ({"cu_seqlens_k": starts[:0].cpu()}, r"cu_seqlens_k to have shape \[sequences \+ 1\], got \[0\]"),
+        ]:
+            with pytest.raises(RuntimeError, match=f"attention_varlen_{name}: expected {message}"):
+                op(**{key: value.to(device) for key, value in wrong.items()})
+        assert all(found.isfinite().all() for found in op(alibi_slopes=torch.ones(3, 4, device=device)))
+
+
 def test_rows_of_no_sequence(device):
     query, key, value = (torch.randn(10, 2, 8, device=device, requires_grad=True) for _ in range(3))
     starts = torch.tensor([2, 5, 9], dtype=torch.int32, device=device)

@@ -19,6 +19,16 @@ def test_empty_vectors_are_passed_over(device):
     assert concat([empty, empty]).shape == (0,)
 
 
+def test_empty_vectors_alone_have_every_dimension(device):
+    """As PyTorch does, which looks at a dimension only of what is not passed over; also in a trace."""
+    empty = torch.empty(0, device=device, requires_grad=True)
+    for call in (concat, torch.compile(concat, fullgraph=True, backend="aot_eager")):
+        for dim in (2, -3):
+            output = call([empty, empty], dim)
+            assert output.shape == torch.cat([empty, empty], dim).shape == (0,)
+            assert torch.autograd.grad(output.sum(), empty)[0].shape == (0,)
+
+
 def test_memory_format(device):
     """channels_last where all are, else contiguous."""
     x = Make(device)(2, 3, 4, 5)

@@ -99,6 +99,15 @@ def test_arguments_are_checked(device):
         call(eps=0.0)
     with pytest.raises(RuntimeError, match="moments"):
         call(moments=[mean] * 4)
+    needs_grad = variance.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="concat_batch_norm_act: not differentiable with respect to running"):
+        torch.ops.cuda_ops.concat_batch_norm_act_forward_inference(
+            tensors, weight, bias, mean, needs_grad, "relu", 1e-5
+        )
+    with pytest.raises(RuntimeError, match="concat_batch_norm_act: not differentiable with respect to running"):
+        torch.ops.cuda_ops.concat_batch_norm_act_forward_training(
+            tensors, [], weight, bias, mean, needs_grad, None, "relu", 0.1, 1e-5
+        )
     with pytest.raises(RuntimeError, match="running_mean"):
         call(mean=None, training=False)
     with pytest.raises(ValueError, match="more than 1 value per channel"):

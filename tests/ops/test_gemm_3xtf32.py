@@ -201,6 +201,25 @@ def test_layers(rows, inputs, outputs, float32, monkeypatch):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("activation", ["silu", "hardswish"])
+def test_activations_are_as_exact_as_the_sums(activation, float32, monkeypatch):
+    """Of sums that are exact, also where the result is e^-87 or what is left of 3; in parts of k and whole."""
+    monkeypatch.setenv("CUDA_OPS_GEMM_PATH", "sm90_3xtf32")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    channels, eps = 256, 2.0**-10
+    eighths = torch.arange(-8 * 87, 8 * 20, device="cuda").repeat(2048)[: 2048 * channels] / 8
+    x = eighths.reshape(1, 32, 64, channels).permute(0, 3, 1, 2)
+    weight = torch.eye(channels, device="cuda")[..., None, None].contiguous(memory_format=torch.channels_last)
+    mean, variance = torch.zeros(channels, device="cuda"), torch.full((channels,), 1 - eps, device="cuda")
+    for pixels in (2048, 64):
+        part = x.flatten(2)[..., :pixels].unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        found = F.conv_bn_act(part, weight, None, mean, variance, activation=activation, eps=eps).double()
+        expected = getattr(torch.nn.functional, activation)(part.double())
+        error = ((found - expected) / torch.where(expected == 0, 1, expected)).abs().max().item()
+        assert error < 1e-6, f"{pixels} pixels: {error:.2e}"
+
+
+@pytest.mark.cuda
 def test_an_address_that_no_query_knew_of(float32, monkeypatch):
     """Operands that begin at no multiple of 16 bytes: the smaller one may, and of the larger one's product another path
     takes it, in the workspace that there is."""

@@ -156,6 +156,17 @@ def test_second_derivatives_of_variances_of_as_many_as_the_correction(device):
         torch.testing.assert_close(actual, expected, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:var.*degrees of freedom is <= 0", "ignore:std.*degrees of freedom is <= 0")
+def test_second_derivatives_of_no_elements_are_0(device):
+    """Also where the divisor is: PyTorch's are 0 in var, and ours in std too."""
+    for function in (F.var, F.std):
+        x = torch.ones(0, 3, device=device, requires_grad=True)
+        grad = torch.tensor(2.0, device=device, requires_grad=True)
+        (first,) = torch.autograd.grad(function(x, correction=0), x, grad, create_graph=True)
+        (second,) = torch.autograd.grad(first, grad, torch.ones_like(x))
+        assert first.shape == x.shape and second.item() == 0
+
+
 def test_variances_of_few(device):
     assert F.var(torch.ones(3, 1, device=device), 1).isnan().all()
     assert F.var(torch.ones(3, 1, device=device), 1, correction=0).tolist() == [0, 0, 0]

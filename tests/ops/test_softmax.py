@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 from specs.masked_softmax import reference
-from support.opspec import RELATIVE_NORM, assert_close
+from support.opspec import RELATIVE_NORM, Make, assert_close
 
 import cuda_ops
 from cuda_ops._library import ops
@@ -129,6 +129,30 @@ def test_third_derivative():
                 value = gradient.pow(3).sum()
             results.append(gradient.detach())
         assert_close(*results, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_second_derivatives_of_large_gradients(device, dtype):
+    """Means of 700 and of 300, whose product is beyond float16's range, and of which nothing is left."""
+    x = Make(device, dtype, requires_grad=True)(3, 20)
+    grad = (Make(device, dtype, seed=1)(3, 20) + 700).requires_grad_()
+    other = Make(device, dtype, seed=2)(3, 20) + 300
+    mask = Make(device, seed=3)(3, 20) > -1
+    for function, native in [
+        (lambda x: softmax(x, 1), lambda x: torch.softmax(x, 1)),
+        (lambda x: masked_softmax(x, mask.to(x.device), 0.5), lambda x: reference(x, mask.to(x.device), 0.5)),
+    ]:
+        found = []
+        for f, leaves in [
+            (function, (x, grad, other)),
+            (native, [t.detach().cpu().double().requires_grad_() for t in (x, grad, other)]),
+        ]:
+            (first,) = torch.autograd.grad(f(leaves[0]), leaves[0], leaves[1], create_graph=True)
+            found.append(torch.autograd.grad(first, leaves[:2], leaves[2]))
+        for actual, expected in zip(*found, strict=True):
+            assert actual.isfinite().all()
+            # Of numbers of hundreds, each rounded, differences of ones are left.
+            assert (actual.double().cpu() - expected).abs().max() < 400 * torch.finfo(dtype).eps
 
 
 def test_modules_are_drop_ins():

@@ -75,6 +75,7 @@ MEMORY = 3 * 2**30
 CASE_SECONDS = 60
 # Derivatives of how many orders are called, as they are of how many calls of an op.
 ORDERS, SAMPLES = 3, 6
+BROKEN = "the GPU is lost"  # to the process
 DRAWN = object()  # stands for an argument that is drawn at each call
 
 
@@ -332,8 +333,6 @@ def attempt(name, call):
     try:
         result = getattr(torch.ops.cuda_ops, name)(*arguments, **options)
         results = [t for t in tensors_in(result) if t.is_floating_point() or t.is_complex()]
-        if any(t.is_cuda for t in results):
-            torch.cuda.synchronize()
         with_grad = [t for t in results if t.requires_grad]
         inputs = [t for t in arguments if isinstance(t, Tensor) and t.requires_grad]
         backward = True
@@ -345,7 +344,21 @@ def attempt(name, call):
     except Exception as error:
         check_error(name, error, is_composed=backward)
         return "refused"
+    finally:
+        # What was launched before a refusal, too, or for a result of integers: the next case is not to blame for it.
+        finish_kernels()
     return "passed"
+
+
+def finish_kernels():
+    """Wrong where one has left the process unable to do anything more on the GPU, whosever kernel it was."""
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise Wrong(f"{BROKEN}: {str(error).splitlines()[0]}") from error
+        if torch.cuda.memory_reserved() > MEMORY:  # of a case of many elements: other processes are there too
+            torch.cuda.empty_cache()
 
 
 def limit_memory(device):
@@ -383,6 +396,8 @@ def run_cases(seed, device, first, only):
         except Rejected:
             outcome = "none"
         except Wrong as wrong:
+            if BROKEN in str(wrong):  # which the supervisor tells as it starts another process
+                sys.exit(str(wrong))
             outcome = f"fail {wrong}"
         print("done", " ".join(outcome.split()), flush=True)
         number += 1

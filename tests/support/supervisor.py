@@ -8,6 +8,7 @@ import collections
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ class Worker:
             start_new_session=True,
         )
         self.lines, self.stderr = queue.SimpleQueue(), collections.deque(maxlen=40)
+        self.findings = []  # what compute-sanitizer told first of the case
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=lambda: self.stderr.extend(self.process.stderr), daemon=True).start()
 
@@ -56,6 +58,14 @@ class Worker:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
+
+
+def last_words(stderr):
+    """Of what a process has written, the exception that it ended with, whose text may be of many lines, or the end."""
+    lines = [line.rstrip() for line in stderr]
+    begins = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    lines = lines[begins[-1] :][:3] if begins else lines[-3:]
+    return [line.strip() for line in lines]
 
 
 def ended_by(status):
@@ -121,13 +131,16 @@ def supervise(
                 status = worker.end()
                 if name is None:
                     raise SystemExit(f"{module}: the worker {ended_by(status)}\n{''.join(worker.stderr)}")
-                text = " | ".join(line.strip() for line in list(worker.stderr)[-3:])
+                text = " | ".join([*worker.findings, *last_words(worker.stderr)])
                 failed(f"{ended_by(status)} {text}".strip())
                 outcomes["fail"] += 1
                 worker = name = None
             elif line.startswith("case "):
                 _, number, name = line.split(" ", 2)
                 first = int(number) + 1
+                worker.findings.clear()
+            elif line.startswith("=========     ") or line.startswith("========= Invalid"):
+                worker.findings += [line.lstrip("= ")] if len(worker.findings) < 3 else []
             elif line.startswith("done "):
                 outcome, _, text = line[5:].partition(" ")
                 outcomes[outcome] += 1

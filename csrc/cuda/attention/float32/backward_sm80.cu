@@ -7,12 +7,12 @@
 // queries and grad_output come while what is left of this one needs neither.
 // Bound by the issue of instructions: of a product's 140 (144 of 272 for 8 x 8), 128 (256) are multiply-adds.
 #include "attention/float32/bits.cuh"
+#include "attention/float32/block_of_keys.cuh"
 #include "attention/float32/float32.h"
 #include "attention/float32/tiles.cuh"
 #include "attention/tile_scores.cuh"
 #include "common/aligned_vector.cuh"
 #include "ptx/arithmetic.cuh"
-#include "ptx/global_memory.cuh"
 #include "ptx/red_global.cuh"
 
 static constexpr int QUERIES = FLOAT32_QUERIES;
@@ -50,11 +50,6 @@ __device__ __forceinline__ void store_gradient(float *to, int64_t stride, int64_
                     reinterpret_cast<vector16<float> *>(to + r * stride + column + 64 * f),
                     {{sum[r][f][0] * factor, sum[r][f][1] * factor, sum[r][f][2] * factor, sum[r][f][3] * factor}});
 }
-
-// Of a tile's queries, in shared memory. Remainders are read where a mask is added.
-struct RowsOfWeights {
-    float *logsumexp, *delta, *remainder;
-};
 
 // P and dS, without their factors, of the products of keys and queries and of values and grad_output. `simple`
 // scores are in powers of 2. row, column: the thread's first.
@@ -161,13 +156,10 @@ __global__ void __launch_bounds__(BackwardShape<D>::THREADS, BackwardShape<D>::R
     float *const gradients = Shape::ONE_PLACE ? weights : weights + Shape::WEIGHTS;
     float *const end_of_tiles = gradients + Shape::WEIGHTS;
     const RowsOfWeights rows = {end_of_tiles, end_of_tiles + QUERIES, end_of_tiles + 2 * QUERIES};
-    __shared__ uint32_t handed_out;
     const cuda_ops_attention &p = work.p;
 
-    if (threadIdx.x == 0)
-        handed_out = atomicAdd(work.handed_out, 1u);
-    __syncthreads();
-    const int64_t block = handed_out % work.blocks, head_index = handed_out / work.blocks;
+    const uint32_t number = take_number(work.handed_out);
+    const int64_t block = number % work.blocks, head_index = number / work.blocks;
     const int64_t batch = head_index / p.key_heads, key_head = head_index % p.key_heads, first_key = block * KEYS;
     const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(&p, batch);
     const int64_t keys = s.keys - first_key, group = p.heads / p.key_heads;
@@ -258,12 +250,8 @@ __global__ void __launch_bounds__(BackwardShape<D>::THREADS, BackwardShape<D>::R
         turn = work.turns + (batch * p.heads + head) * work.tiles + tile;
         const bool is_first = block == 0 || tile < before.begin || before.end <= tile;
         added = is_first ? (uint32_t)block + 1 : 1;
-        if (!is_first) {
-            if (threadIdx.x == 0)
-                while (ld_acquire_gpu(turn) != (uint32_t)block)
-                    ;
-            __syncthreads();
-        }
+        if (!is_first)
+            wait_for_turn(turn, block);
         float *const grad_query =
             rows_of<float>((void *)work.grad_query, p.grad_query, batch, head) + s.first_query * p.grad_query.row;
 #pragma unroll

@@ -5,23 +5,18 @@
 // up in device memory by one block after the other, in the order of their keys, so that results repeat bit by bit: a
 // block waits for the one before alone, which has been handed out before it. The next tile comes while the last product
 // is made of dS and keys.
+#include "attention/float32/block_of_keys.cuh"
 #include "attention/fragments.cuh"
 #include "attention/mma_3xtf32/mma_3xtf32.h"
 #include "attention/mma_3xtf32/tiles.cuh"
 #include "attention/tile_scores.cuh"
 #include "ptx/arithmetic.cuh"
-#include "ptx/global_memory.cuh"
 #include "ptx/red_global.cuh"
 
 static constexpr int D = MMA_3XTF32_MOST_COLUMNS, QUERIES = FLOAT32_QUERIES, KEYS = TILE;
 static constexpr int BYTES = (5 * TILE * D + 3 * QUERIES) * (int)sizeof(float);
 static constexpr float LOG2_E = 1.44269504f;
 static_assert(D == TILE && QUERIES == TILE, "dS has a tile's rows");
-
-// Of a tile's queries, in shared memory. Remainders are read where a mask is added.
-struct RowsOfWeights {
-    float *logsumexp, *delta, *remainder;
-};
 
 // A call: inlined for each of a thread's weights, it would be most of the kernel.
 [[maybe_unused]] static __device__ __noinline__ float2 general_weight(float weight, float gradient,
@@ -134,13 +129,10 @@ __global__ void __launch_bounds__(THREADS, 2)
     float *const grad_tile = tiles + 3 * TILE * D, *const gradients = tiles + 4 * TILE * D;
     float *const end_of_tiles = tiles + 5 * TILE * D;
     const RowsOfWeights rows = {end_of_tiles, end_of_tiles + QUERIES, end_of_tiles + 2 * QUERIES};
-    __shared__ uint32_t handed_out;
     const cuda_ops_attention &p = work.p;
 
-    if (threadIdx.x == 0)
-        handed_out = atomicAdd(work.handed_out, 1u);
-    __syncthreads();
-    const int64_t block = handed_out % work.blocks, head_index = handed_out / work.blocks;
+    const uint32_t number = take_number(work.handed_out);
+    const int64_t block = number % work.blocks, head_index = number / work.blocks;
     const int64_t batch = head_index / p.key_heads, key_head = head_index % p.key_heads, first_key = block * KEYS;
     const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(&p, batch);
     const int64_t keys = s.keys - first_key, group = p.heads / p.key_heads;
@@ -232,12 +224,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         turn = work.turns + (batch * p.heads + head) * work.tiles + tile;
         const bool is_first = block == 0 || tile < before.begin || before.end <= tile;
         added = is_first ? (uint32_t)block + 1 : 1;
-        if (!is_first) {
-            if (threadIdx.x == 0)
-                while (ld_acquire_gpu(turn) != (uint32_t)block)
-                    ;
-            __syncthreads();
-        }
+        if (!is_first)
+            wait_for_turn(turn, block);
         float *const grad_query =
             rows_of<float>((void *)work.grad_query, p.grad_query, batch, head) + s.first_query * p.grad_query.row;
 #pragma unroll

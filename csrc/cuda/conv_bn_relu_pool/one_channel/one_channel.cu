@@ -157,7 +157,7 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
             b = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
             const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
             const size_t ring_offset = (tensor_shared(b, sizeof(T)) + 15) / 16 * 16,
-                         for_reading = ring_offset + RING_BYTES;
+                         for_reading = ring_offset + GradientRing<T>::BYTES;
             const size_t bytes = for_products > for_reading ? for_products : for_reading;
             allow_shared_memory(one_sums_tensor_kernel<T>, bytes);
             launch_dependent(one_sums_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS), bytes, stream,
@@ -169,7 +169,7 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
             const band_grid wanted = band_grid_of(s, sizeof(T), WANTED_BLOCKS);
             const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
             const size_t ring_offset = (tensor_shared(wanted, sizeof(T)) + 15) / 16 * 16,
-                         for_reading = ring_offset + TF32_RING_BYTES;
+                         for_reading = ring_offset + GradientRing<T>::BYTES;
             const size_t bytes = for_products > for_reading ? for_products : for_reading;
             // Not everywhere is there room for wide images: some GPUs' blocks have 99 KB.
             if (bytes + STATIC_BYTES <= (size_t)current_device().shared_bytes) {

@@ -152,9 +152,15 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // C's warps copy grad_output and argmax to shared memory several steps ahead (a step is 16 windows of 32 channels): the
-// one step that fits in registers would leave memory idle. The pitches keep windows 2t in different banks.
-static constexpr int GRAD_PITCH = 80, ARGMAX_PITCH = 48, STEP_BYTES = 16 * (GRAD_PITCH + ARGMAX_PITCH);
-static constexpr int STEPS_AHEAD = 4, RING_BYTES = WARPS * STEPS_AHEAD * STEP_BYTES;
+// one step that fits in registers would leave memory idle. The pitches keep windows 2t in different banks, and in
+// float32 windows t and t + 4.
+template <typename T>
+struct GradientRing {
+    static constexpr bool WIDE = sizeof(T) == 4;
+    static constexpr int GRAD_PITCH = WIDE ? 160 : 80, ARGMAX_PITCH = WIDE ? 32 : 48;
+    static constexpr int STEP_BYTES = 16 * (GRAD_PITCH + ARGMAX_PITCH), STEPS_AHEAD = WIDE ? 3 : 4;
+    static constexpr int WARP_BYTES = STEPS_AHEAD * STEP_BYTES, BYTES = WARPS * WARP_BYTES;
+};
 
 // A warp's sums of dz * pixel, [position][channel][pixel], in shared memory; rows of 18 against bank conflicts.
 static constexpr int PRODUCT_ROW = 18, PRODUCTS = 4 * CHANNELS * PRODUCT_ROW, WARPS_AT_ONCE = 4;
@@ -177,6 +183,29 @@ __device__ __forceinline__ void start_argmax(unsigned char *to, int pitch, const
         const uint2 high = valid ? *(const uint2 *)(argmax + at + of + 8) : make_uint2(0, 0);
         *(uint4 *)target = make_uint4(low.x, low.y, high.x, high.y);
     }
+}
+
+// Starts a step of a warp, whose part of the ring it is: 16 windows, each with 32 gradients and 32 bytes of argmax.
+template <typename T>
+__device__ __forceinline__ void start_gradients(unsigned char *ring, int step, const T *grad_output,
+                                                const uint8_t *argmax, const window_range &windows, int first_channel,
+                                                bool whole_vectors, const one_sizes &s)
+{
+    typedef GradientRing<T> Ring;
+    constexpr int MANY = 16 / (int)sizeof(T), LANES = CHANNELS / MANY, ROWS = WARP_SIZE / LANES; // of 16 bytes
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    unsigned char *const to = ring + step % Ring::STEPS_AHEAD * Ring::STEP_BYTES;
+    const int begin = (step * WARPS + warp) * 16;
+#pragma unroll
+    for (int i = 0; i < 16 / ROWS; i++) {
+        const int row = lane / LANES + ROWS * i, window = begin + row, of = first_channel + lane % LANES * MANY;
+        const bool valid = window < windows.count && of < s.channels;
+        const int64_t at = (windows.before + (valid ? window : 0)) * s.channels + (valid ? of : 0);
+        cp_async<16>(shared_address(to + row * Ring::GRAD_PITCH + lane % LANES * 16), grad_output + at, valid ? 16 : 0);
+    }
+    start_argmax(to + 16 * Ring::GRAD_PITCH, Ring::ARGMAX_PITCH, argmax, windows, begin, first_channel, whole_vectors,
+                 lane, s);
+    cp_async_commit_group();
 }
 
 // Adds the products and sums(dz) of all warps into partials[channel][sum][block]; `shared` is where the images were.
@@ -235,6 +264,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                            band_grid b, int ring_offset)
 {
 #ifdef CUDA_OPS_ONE_TENSOR_CORES
+    typedef GradientRing<T> Ring;
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     T *const tiles = (T *)dynamic_shared;
     uint16_t *const corners = (uint16_t *)(tiles + b.units * b.tile);
@@ -242,7 +272,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int first_channel = blockIdx.y * CHANNELS;
     const bool whole_vectors = s.channels % 16 == 0;
-    unsigned char *const ring = dynamic_shared + ring_offset + warp * STEPS_AHEAD * STEP_BYTES;
+    unsigned char *const ring = dynamic_shared + ring_offset + warp * Ring::WARP_BYTES;
     clear_border(tiles, s, b);
     fill_corners(corners, b);
     // Prefetch what forward stored, while the kernel before this one still runs: each block its first units.
@@ -267,43 +297,31 @@ __global__ void __launch_bounds__(THREADS, 2)
     const uint32_t one = pack<T>(1.0f, 1.0f), ones[2] = {one, one};
     for (int64_t first = (int64_t)blockIdx.x * b.units; first < b.all_units; first += (int64_t)gridDim.x * b.units) {
         const window_range windows = windows_of(first, b);
-        // Starts a step of this warp: 16 windows, each with 64 bytes of gradients and 32 of argmax.
         const auto start_step = [&](int step) {
-            unsigned char *const to = ring + step % STEPS_AHEAD * STEP_BYTES;
-            const int begin = (step * WARPS + warp) * 16;
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int row = lane / 4 + 8 * i, window = begin + row, of = first_channel + lane % 4 * 8;
-                const bool valid = window < windows.count && of < s.channels;
-                const int64_t at = (windows.before + (valid ? window : 0)) * s.channels + (valid ? of : 0);
-                cp_async<16>(shared_address(to + row * GRAD_PITCH + lane % 4 * 16), grad_output + at, valid ? 16 : 0);
-            }
-            start_argmax(to + 16 * GRAD_PITCH, ARGMAX_PITCH, argmax, windows, begin, first_channel, whole_vectors, lane,
-                         s);
-            cp_async_commit_group();
+            start_gradients(ring, step, grad_output, argmax, windows, first_channel, whole_vectors, s);
         };
 #pragma unroll
-        for (int step = 0; step < STEPS_AHEAD - 1; step++)
+        for (int step = 0; step < Ring::STEPS_AHEAD - 1; step++)
             start_step(step);
         load_tiles(tiles, input, first, s, b);
         int step = 0;
         for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16, step++) {
-            cp_async_wait_group<STEPS_AHEAD - 2>();
+            cp_async_wait_group<Ring::STEPS_AHEAD - 2>();
             __syncwarp(); // all lanes have read the step before, whose slot the next start_step overwrites
-            const unsigned char *const from = ring + step % STEPS_AHEAD * STEP_BYTES;
+            const unsigned char *const from = ring + step % Ring::STEPS_AHEAD * Ring::STEP_BYTES;
             uint2 grad[4];
             uint32_t where[4], pixels[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
             for (int i = 0; i < 4; i++) { // windows 2t, 2t + 1 and these eight on
                 const int row = 2 * t + i % 2 + i / 2 * 8, window = begin + row;
-                grad[i] = *(const uint2 *)(from + row * GRAD_PITCH + 8 * g);
-                where[i] = *(const uint32_t *)(from + 16 * GRAD_PITCH + row * ARGMAX_PITCH + 4 * g);
+                grad[i] = *(const uint2 *)(from + row * Ring::GRAD_PITCH + 8 * g);
+                where[i] = *(const uint32_t *)(from + 16 * Ring::GRAD_PITCH + row * Ring::ARGMAX_PITCH + 4 * g);
                 const uint16_t *corner =
                     (const uint16_t *)tiles + corners[window < windows.count ? window : 0] + g / 4 * b.pitch + g % 4;
                 pixels[0][i / 2] |= (uint32_t)corner[0] << (i % 2 * 16);
                 pixels[1][i / 2] |= (uint32_t)corner[2 * b.pitch] << (i % 2 * 16);
             }
-            start_step(step + STEPS_AHEAD - 1);
+            start_step(step + Ring::STEPS_AHEAD - 1);
             uint32_t any[2][4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {

@@ -119,16 +119,12 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 // ---- C ----
 
-// As in tensor_cores.cuh, a step is 16 windows of 32 channels. The pitches keep windows t and t + 4 in different banks.
-static constexpr int TF32_GRAD_PITCH = 160, TF32_ARGMAX_PITCH = 32;
-static constexpr int TF32_STEP_BYTES = 16 * (TF32_GRAD_PITCH + TF32_ARGMAX_PITCH);
-static constexpr int TF32_STEPS_AHEAD = 3, TF32_RING_BYTES = WARPS * TF32_STEPS_AHEAD * TF32_STEP_BYTES;
-
 __global__ void __launch_bounds__(THREADS, 2)
     one_sums_tf32_kernel(float *partials, const float *grad_output, const uint8_t *argmax, const float *input,
                          one_sizes s, band_grid b, int ring_offset)
 {
 #ifdef CUDA_OPS_ONE_TENSOR_CORES
+    typedef GradientRing<float> Ring;
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
     tf32_pixel *const tiles = (tf32_pixel *)dynamic_shared;
     uint16_t *const corners = (uint16_t *)(tiles + b.units * b.tile);
@@ -136,7 +132,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int first_channel = blockIdx.y * CHANNELS;
     const bool whole_vectors = s.channels % 16 == 0;
-    unsigned char *const ring = dynamic_shared + ring_offset + warp * TF32_STEPS_AHEAD * TF32_STEP_BYTES;
+    unsigned char *const ring = dynamic_shared + ring_offset + warp * Ring::WARP_BYTES;
     clear_border(tiles, s, b);
     fill_corners(corners, b);
     wait_for_predecessor();
@@ -152,42 +148,30 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (int64_t first = (int64_t)blockIdx.x * b.units; first < b.all_units; first += (int64_t)gridDim.x * b.units) {
         const window_range windows = windows_of(first, b);
         const auto start_step = [&](int step) {
-            unsigned char *const to = ring + step % TF32_STEPS_AHEAD * TF32_STEP_BYTES;
-            const int begin = (step * WARPS + warp) * 16;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int row = lane / 8 + 4 * i, window = begin + row, of = first_channel + lane % 8 * 4;
-                const bool valid = window < windows.count && of < s.channels;
-                const int64_t at = (windows.before + (valid ? window : 0)) * s.channels + (valid ? of : 0);
-                cp_async<16>(shared_address(to + row * TF32_GRAD_PITCH + lane % 8 * 16), grad_output + at,
-                             valid ? 16 : 0);
-            }
-            start_argmax(to + 16 * TF32_GRAD_PITCH, TF32_ARGMAX_PITCH, argmax, windows, begin, first_channel,
-                         whole_vectors, lane, s);
-            cp_async_commit_group();
+            start_gradients(ring, step, grad_output, argmax, windows, first_channel, whole_vectors, s);
         };
 #pragma unroll
-        for (int step = 0; step < TF32_STEPS_AHEAD - 1; step++)
+        for (int step = 0; step < Ring::STEPS_AHEAD - 1; step++)
             start_step(step);
         load_tiles(tiles, input, first, s, b);
         int step = 0;
         for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16, step++) {
-            cp_async_wait_group<TF32_STEPS_AHEAD - 2>();
+            cp_async_wait_group<Ring::STEPS_AHEAD - 2>();
             __syncwarp(); // all lanes have read the step before, whose slot the next start_step overwrites
-            const unsigned char *const from = ring + step % TF32_STEPS_AHEAD * TF32_STEP_BYTES;
+            const unsigned char *const from = ring + step % Ring::STEPS_AHEAD * Ring::STEP_BYTES;
             float4 grad[4];
             uint32_t where[4], pixels[2][4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int row = t + 4 * i, window = begin + row;
-                grad[i] = *(const float4 *)(from + row * TF32_GRAD_PITCH + 16 * g);
-                where[i] = *(const uint32_t *)(from + 16 * TF32_GRAD_PITCH + row * TF32_ARGMAX_PITCH + 4 * g);
+                grad[i] = *(const float4 *)(from + row * Ring::GRAD_PITCH + 16 * g);
+                where[i] = *(const uint32_t *)(from + 16 * Ring::GRAD_PITCH + row * Ring::ARGMAX_PITCH + 4 * g);
                 const tf32_pixel *corner =
                     tiles + corners[window < windows.count ? window : 0] + g / 4 * b.pitch + g % 4;
                 pixels[0][i] = corner[0].bits;
                 pixels[1][i] = corner[2 * b.pitch].bits;
             }
-            start_step(step + TF32_STEPS_AHEAD - 1);
+            start_step(step + Ring::STEPS_AHEAD - 1);
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll

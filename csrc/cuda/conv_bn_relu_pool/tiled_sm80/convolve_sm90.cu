@@ -167,6 +167,10 @@ __global__ void __launch_bounds__(GROUPS *WARPGROUP, 1)
         mbarrier_init(full, 1);
         fence_mbarrier_init();
     }
+    // The thread that begins a tile is the one that has made its barrier, and all others wait for them behind the
+    // __syncthreads below. But its warp does both by uniform instructions, of which racecheck takes the first for other
+    // lanes' (a write and a read of the barrier without anything between them); the lanes meet, so that it need not.
+    __syncwarp();
     st_shared(stage + BOX_BYTES + thread * 8, 0);
     st_shared(stage + BOX_BYTES + thread * 8 + 4, 0);
     wait_for_predecessor();

@@ -62,6 +62,23 @@ __device__ __forceinline__ Bias<C> load_bias(const GemmWork &work, int first_col
     return bias;
 }
 
+// All but gelu, as exact as the sums are.
+template <typename C>
+__device__ __forceinline__ void activate_sums(float (&sum)[C::N / 2], int activation)
+{
+    if (!C::ACTIVATES_QUICKLY && activation == CUDA_OPS_GEMM_SILU) {
+#pragma unroll
+        for (int i = 0; i < C::N / 2; i++)
+            sum[i] = silu(sum[i]);
+    } else if (!C::ACTIVATES_QUICKLY && activation == CUDA_OPS_GEMM_HARDSWISH) {
+#pragma unroll
+        for (int i = 0; i < C::N / 2; i++)
+            sum[i] = hardswish(sum[i]);
+    } else {
+        activate_simply(sum, activation);
+    }
+}
+
 // alpha, bias and activations but gelu on the accumulators. Of each 8 columns a thread holds two, of rows g and g + 8.
 template <typename C>
 __device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const Bias<C> &bias, const GemmWork &work,
@@ -103,7 +120,7 @@ __device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const 
     if (work.activation != CUDA_OPS_GEMM_NONE && !work.preactivation)
 #pragma unroll
         for (int block = 0; block < C::BLOCKS; block++)
-            activate_simply(sum[block], work.activation);
+            activate_sums<C>(sum[block], work.activation);
 }
 
 // float32 results straight from registers: a quad of threads writes 32 bytes of a row, a whole sector.
