@@ -84,7 +84,7 @@ cuda_ops_status cuda_ops_conv2d_check_sizes(const cuda_ops_conv2d_sizes *s)
 static cuda_ops_status check_sizes(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
 {
     const bool halves = dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
-    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64 && !(halves && cuda_ops_has_tiles()))
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64 && !(halves && cuda_ops_has_tiles(dtype)))
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     return cuda_ops_conv2d_check_sizes(sizes);
 }
@@ -267,7 +267,7 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
         return status;
     const struct product p = make_product(sizes, pass, dtype);
     if (is_tiled(dtype)) {
-        if (!cuda_ops_conv2d_tiled_takes(&p, pass))
+        if (!cuda_ops_conv2d_tiled_takes(&p, pass, dtype))
             return CUDA_OPS_UNSUPPORTED_DTYPE;
         cuda_ops_conv2d_tiled_plan(plan, &p, pass, dtype);
         return CUDA_OPS_SUCCESS;
