@@ -123,6 +123,8 @@ CUDA_OPS_INLINE void multiply_pair(const bool split, const bool lower, const boo
 {
     const int64_t step = split ? 2 * TILE : TILE;
     if (!has_tile_registers()) {
+        if (!add)
+            clear_others(lower, right, sums);
         for (int row = 0; row < (lower ? PAIR : SIDE); row += rows_at_once(right)) {
             float *const at = sums + row / SIDE * 2 * SIDE * SIDE + row % SIDE * SIDE;
             const uint16_t *from = a + row / SIDE * a_stream + row % SIDE * STEP;

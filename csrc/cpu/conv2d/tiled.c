@@ -323,6 +323,7 @@ CUDA_OPS_INLINE void sum_runs(const bool right, const bool split, float *sums, c
 {
     const int64_t lower = SIDE * (int64_t)(pitch / 2), next = split ? 2 * TILE : TILE;
     if (!has_tile_registers()) {
+        clear_others(true, right, sums);
         for (int row = 0; row < PANEL; row += rows_at_once(right)) {
             const uint16_t *of_b0 = b0, *of_b1 = b1;
             __m512 vectors[VECTORS];
@@ -588,6 +589,8 @@ CUDA_OPS_INLINE void add_products(const bool right, const bool split, float *sum
 {
     const int64_t lower = SIDE * (int64_t)(pitch / 2), next = split ? 2 * TILE : TILE;
     if (!has_tile_registers()) {
+        if (!add)
+            clear_others(true, right, sums);
         for (int row = 0; row < PANEL; row += rows_at_once(right)) {
             float *const at = sums + row / SIDE * 2 * SIDE * SIDE + row % SIDE * SIDE;
             const uint16_t *of_b0 = b0, *of_b1 = b1;

@@ -341,6 +341,18 @@ CUDA_OPS_INLINE void end_rows(const bool right, const __m512 *sums, float *to)
         _mm512_storeu_ps(to + (right ? n / 2 * SIDE + n % 2 * SIDE * SIDE : n * SIDE), sums[n]);
 }
 
+/* Where nothing is added to, tiles of sums that are not there are zeros, as tile registers leave them. */
+CUDA_OPS_INLINE void clear_others(const bool lower, const bool right, float *sums)
+{
+    enum { BYTES = SIDE * SIDE * (int)sizeof(float) };
+    if (!right)
+        memset(sums + SIDE * SIDE, 0, BYTES);
+    if (!lower)
+        memset(sums + 2 * SIDE * SIDE, 0, BYTES);
+    if (!lower || !right)
+        memset(sums + 3 * SIDE * SIDE, 0, BYTES);
+}
+
 /* A step of rows of a, `pitch` bytes apart, times one column tile or two: pairs of a, broadcast, times vectors of pairs of
  * b. */
 CUDA_OPS_INLINE void add_pairs(const bool right, __m512 *sums, const uint16_t *a, size_t pitch, const uint16_t *b0,
