@@ -19,6 +19,13 @@
 #include "activation.c"
 
 #include "common/undef_real.h"
+#define REAL float
+#define FN(name) name##_bf16
+#define AS_BFLOAT16
+#define PRECISION 16
+#include "activation.c"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_activation_forward_cpu(void *output, const void *input, int64_t begin, int64_t end,
                                                 cuda_ops_activation function, double first, double second,
@@ -29,6 +36,8 @@ cuda_ops_status cuda_ops_activation_forward_cpu(void *output, const void *input,
         return activation_forward_f32(output, input, begin, end, function, (float)first, (float)second);
     case CUDA_OPS_FLOAT64:
         return activation_forward_f64(output, input, begin, end, function, first, second);
+    case CUDA_OPS_BFLOAT16:
+        return activation_forward_bf16(output, input, begin, end, function, (float)first, (float)second);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -44,6 +53,9 @@ cuda_ops_status cuda_ops_activation_backward_cpu(void *grad_input, const void *g
                                        (float)second);
     case CUDA_OPS_FLOAT64:
         return activation_backward_f64(grad_input, grad_output, saved, begin, end, function, first, second);
+    case CUDA_OPS_BFLOAT16:
+        return activation_backward_bf16(grad_input, grad_output, saved, begin, end, function, (float)first,
+                                        (float)second);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -52,37 +64,30 @@ cuda_ops_status cuda_ops_activation_backward_cpu(void *grad_input, const void *g
 #else
 
 #include "common/activation_functions.h"
+#include "common/stored.h"
 
 /* Not every function has every parameter. */
 #define FORWARD(enumerator, name, arguments)                                                                           \
-    CUDA_OPS_SIMD static void FN(name##_forward)(REAL * output, const REAL *input, int64_t begin, int64_t end,         \
+    CUDA_OPS_SIMD static void FN(name##_forward)(STORED * output, const STORED *input, int64_t begin, int64_t end,     \
                                                  REAL first, REAL second, REAL third)                                  \
     {                                                                                                                  \
         (void)first, (void)second, (void)third;                                                                        \
-        _Pragma("omp simd") for (int64_t i = begin; i < end; i++)                                                      \
-        {                                                                                                              \
-            const REAL x = input[i];                                                                                   \
-            output[i] = FN(name) arguments;                                                                            \
-        }                                                                                                              \
+        STORE_EACH(output, begin, end, const REAL x = LOAD(input[i]), FN(name) arguments)                              \
     }
 CUDA_OPS_ACTIVATIONS(FORWARD)
 #undef FORWARD
 
 #define BACKWARD(enumerator, name, arguments)                                                                          \
-    CUDA_OPS_SIMD static void FN(name##_backward)(REAL * grad_input, const REAL *grad_output, const REAL *saved,       \
+    CUDA_OPS_SIMD static void FN(name##_backward)(STORED * grad_input, const STORED *grad_output, const STORED *saved, \
                                                   int64_t begin, int64_t end, REAL first, REAL second)                 \
     {                                                                                                                  \
         (void)first, (void)second;                                                                                     \
-        _Pragma("omp simd") for (int64_t i = begin; i < end; i++)                                                      \
-        {                                                                                                              \
-            const REAL x = saved[i];                                                                                   \
-            grad_input[i] = grad_output[i] * FN(name) arguments;                                                       \
-        }                                                                                                              \
+        STORE_EACH(grad_input, begin, end, const REAL x = LOAD(saved[i]), LOAD(grad_output[i]) * FN(name) arguments)   \
     }
 CUDA_OPS_ACTIVATION_SLOPES(BACKWARD)
 #undef BACKWARD
 
-static cuda_ops_status FN(activation_forward)(REAL *output, const REAL *input, int64_t begin, int64_t end,
+static cuda_ops_status FN(activation_forward)(STORED *output, const STORED *input, int64_t begin, int64_t end,
                                               cuda_ops_activation function, REAL first, REAL second)
 {
 #define CASE(enumerator, name, arguments)                                                                              \
@@ -97,7 +102,7 @@ static cuda_ops_status FN(activation_forward)(REAL *output, const REAL *input, i
 #undef CASE
 }
 
-static cuda_ops_status FN(activation_backward)(REAL *grad_input, const REAL *grad_output, const REAL *saved,
+static cuda_ops_status FN(activation_backward)(STORED *grad_input, const STORED *grad_output, const STORED *saved,
                                                int64_t begin, int64_t end, cuda_ops_activation function, REAL first,
                                                REAL second)
 {

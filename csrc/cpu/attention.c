@@ -43,7 +43,7 @@ static int64_t key_block(const cuda_ops_attention *call)
 /* Products by tiles pack the keys for each block of queries. */
 static int64_t query_block(const cuda_ops_attention *call)
 {
-    return call->products != CUDA_OPS_FLOAT32 && cuda_ops_has_tiles() ? MOST_QUERIES : QUERY_BLOCK;
+    return call->products != CUDA_OPS_FLOAT32 && cuda_ops_has_tiles(call->products) ? MOST_QUERIES : QUERY_BLOCK;
 }
 
 static int64_t query_blocks(const cuda_ops_attention *call)
@@ -390,7 +390,7 @@ static void FN(gemm_product)(const cuda_ops_attention *call, REAL *output, int64
                              int64_t n, int64_t k, bool accumulate, void *workspace)
 {
     _Static_assert(sizeof(REAL) == 4 || sizeof(REAL) == 8, "float or double");
-    if (sizeof(REAL) == 4 && call->products != CUDA_OPS_FLOAT32 && cuda_ops_has_tiles()) {
+    if (sizeof(REAL) == 4 && call->products != CUDA_OPS_FLOAT32 && cuda_ops_has_tiles(call->products)) {
         const struct tile_product product = {
             .a = {a, a_row, a_column},
             .b = {b, b_column, b_row},

@@ -1,4 +1,4 @@
-/* attention of halves by AMX. Scores are computed transposed, keys times queries: 16 queries lie beside each other in a
+/* attention of halves by AMX, or of bfloat16 by vectors of AVX512-BF16 (gemm/tile_packing.h). Scores are computed transposed, keys times queries: 16 queries lie beside each other in a
  * vector register, so that a softmax needs no sums across lanes, and each operand is packed at most once for a part:
  *
  *     S^T = K Q^T     of 32 keys and 32 queries: two row tiles of K, packed as they lie, and two column tiles of Q
@@ -21,7 +21,7 @@ int cuda_ops_attention_takes_halves_cpu(const cuda_ops_attention *call, int back
                        call->dropout == 0 && !call->sequences.block_table && !with_grad_mask;
     const bool half = dtype == CUDA_OPS_BFLOAT16 || (dtype == CUDA_OPS_FLOAT16 && !backward);
     return half && plain && call->scale > 0 && call->scale < INFINITY && call->head_dim > 0 && call->value_dim > 0 &&
-           cuda_ops_has_tiles();
+           cuda_ops_has_tiles(dtype);
 }
 
 #if CUDA_OPS_WITH_AMX
@@ -122,6 +122,21 @@ CUDA_OPS_INLINE void multiply_pair(const bool split, const bool lower, const boo
                                    int64_t steps)
 {
     const int64_t step = split ? 2 * TILE : TILE;
+    if (!has_tile_registers()) {
+        if (!add)
+            clear_others(lower, right, sums);
+        for (int row = 0; row < (lower ? PAIR : SIDE); row += rows_at_once(right)) {
+            float *const at = sums + row / SIDE * 2 * SIDE * SIDE + row % SIDE * SIDE;
+            const uint16_t *from = a + row / SIDE * a_stream + row % SIDE * STEP;
+            __m512 vectors[VECTORS];
+            begin_rows(right, vectors, at, add);
+            for (int64_t s = 0; s < steps; s++)
+                add_rows(right, split, false, vectors, from + s * step, 64, TILE, b + s * step,
+                         b + b_stream + s * step);
+            end_rows(right, vectors, at);
+        }
+        return;
+    }
     begin_sums(sums, add);
     for (int64_t s = 0; s < steps; s++)
         add_square(lower, right, split, false, a + s * step, 64, a + a_stream + s * step, 64, TILE, b + s * step,

@@ -23,7 +23,7 @@ bool cuda_ops_attention_lanes_takes(const cuda_ops_attention *call, int64_t keys
 {
     const bool plain = call->mask_kind == CUDA_OPS_ATTENTION_MASK_NONE && !call->alibi_slopes && call->softcap == 0 &&
                        call->dropout == 0 && !call->sequences.block_table && !with_grad_mask;
-    const bool products = call->products == CUDA_OPS_FLOAT32 || !cuda_ops_has_tiles();
+    const bool products = call->products == CUDA_OPS_FLOAT32 || !cuda_ops_has_tiles(call->products);
     return CUDA_OPS_WITH_TARGETS && plain && products && call->scale > 0 && call->scale < INFINITY &&
            (!backward || keys <= MOST_KEYS) && cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512;
 }

@@ -80,6 +80,12 @@ static void *coefficients_of(const void *workspace, shape s)
 #include "batch_norm.c"
 
 #include "common/undef_real.h"
+#define REAL float
+#define FN(name) name##_bf16
+#define AS_BFLOAT16
+#include "batch_norm_normalize.h"
+
+#include "common/undef_real.h"
 
 /* Calls the version of a function for the dtype. */
 #define DISPATCH(dtype, function, ...)                                                                                 \
@@ -156,6 +162,10 @@ cuda_ops_status cuda_ops_batch_norm_normalize_cpu(void *output, const void *work
     const shape s = {outer, channels, inner};
     if (is_empty(s))
         return CUDA_OPS_SUCCESS;
+    if (dtype == CUDA_OPS_BFLOAT16) {
+        normalize_bf16(output, coefficients_of(workspace, s), input, s, begin, end);
+        return CUDA_OPS_SUCCESS;
+    }
     DISPATCH(dtype, normalize, output, coefficients_of(workspace, s), input, s, begin, end)
 }
 
@@ -450,28 +460,7 @@ static void FN(prepare_inference)(void *workspace, const REAL *weight, const REA
                                      c);
 }
 
-CUDA_OPS_SIMD static void FN(normalize)(REAL *restrict output, const REAL *restrict coefficients,
-                                        const REAL *restrict input, shape s, int64_t begin, int64_t end)
-{
-    const REAL *center = coefficients, *scale = center + s.channels, *offset = scale + s.channels;
-    if (s.inner == 1) {
-        for (int64_t row = begin; row < end; row++) {
-            const REAL *x = input + row * s.channels;
-            REAL *y = output + row * s.channels;
-            for (int64_t c = 0; c < s.channels; c++)
-                y[c] = (x[c] - center[c]) * scale[c] + offset[c];
-        }
-        return;
-    }
-    for (int64_t row = begin; row < end; row++) {
-        const int64_t c = row % s.channels;
-        const REAL m = center[c], a = scale[c], b = offset[c];
-        const REAL *x = input + row * s.inner;
-        REAL *y = output + row * s.inner;
-        for (int64_t i = 0; i < s.inner; i++)
-            y[i] = (x[i] - m) * a + b;
-    }
-}
+#include "batch_norm_normalize.h"
 
 /* mean and variance are doubles in training, else of the dtype. */
 CUDA_OPS_INLINE double FN(statistic)(const void *statistics, int training, int64_t c)

@@ -17,6 +17,12 @@
 #include "dropout.c"
 
 #include "common/undef_real.h"
+#define REAL float
+#define FN(name) name##_bf16
+#define AS_BFLOAT16
+#include "dropout.c"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_dropout_cpu(void *output, const void *input, int64_t begin, int64_t end, double p,
                                      cuda_ops_philox_state philox, cuda_ops_dtype dtype)
@@ -36,6 +42,9 @@ cuda_ops_status cuda_ops_dropout_add_cpu(void *output, const void *input, const 
     case CUDA_OPS_FLOAT64:
         dropout_f64(output, input, residual, begin, end, p, philox.seed, philox.offset);
         return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_BFLOAT16:
+        dropout_bf16(output, input, residual, begin, end, p, philox.seed, philox.offset);
+        return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -43,9 +52,11 @@ cuda_ops_status cuda_ops_dropout_add_cpu(void *output, const void *input, const 
 
 #else
 
+#include "common/stored.h"
+
 /* residual may be NULL. */
-CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, const REAL *residual, int64_t begin, int64_t end,
-                                      double p, uint64_t seed, uint64_t offset)
+CUDA_OPS_SIMD static void FN(dropout)(STORED *output, const STORED *input, const STORED *residual, int64_t begin,
+                                      int64_t end, double p, uint64_t seed, uint64_t offset)
 {
     const uint32_t threshold = cuda_ops_dropout_threshold(p);
     const REAL scale = (REAL)cuda_ops_dropout_scale(p);
@@ -56,17 +67,18 @@ CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, const REA
         philox_block(words, offset / 4, (uint64_t)(block / 4), seed);
         if (begin <= block && block + step <= end && residual == NULL) {
             for (int64_t i = 0; i < step; i++)
-                output[block + i] = input[block + i] * (words[i] >= threshold ? scale : (REAL)0);
+                output[block + i] = STORE(LOAD(input[block + i]) * (words[i] >= threshold ? scale : (REAL)0));
             continue;
         }
         if (begin <= block && block + step <= end) {
             for (int64_t i = 0; i < step; i++)
-                output[block + i] = input[block + i] * (words[i] >= threshold ? scale : (REAL)0) + residual[block + i];
+                output[block + i] = STORE(LOAD(input[block + i]) * (words[i] >= threshold ? scale : (REAL)0) +
+                                          LOAD(residual[block + i]));
             continue;
         }
         for (int64_t i = max_i64(begin, block); i < min_i64(end, block + step); i++)
-            output[i] =
-                input[i] * (words[i - block] >= threshold ? scale : (REAL)0) + (residual ? residual[i] : (REAL)0);
+            output[i] = STORE(LOAD(input[i]) * (words[i - block] >= threshold ? scale : (REAL)0) +
+                              (residual ? LOAD(residual[i]) : (REAL)0));
     }
 }
 

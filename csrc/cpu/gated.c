@@ -18,6 +18,13 @@
 #include "gated.c"
 
 #include "common/undef_real.h"
+#define REAL float
+#define FN(name) name##_bf16
+#define AS_BFLOAT16
+#define PRECISION 16
+#include "gated.c"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_gated_forward_cpu(void *output, const void *gate, const void *value, int64_t cols,
                                            int64_t stride, int64_t begin, int64_t end, cuda_ops_gate function,
@@ -28,6 +35,8 @@ cuda_ops_status cuda_ops_gated_forward_cpu(void *output, const void *gate, const
         return gated_forward_f32(output, gate, value, cols, stride, begin, end, function);
     case CUDA_OPS_FLOAT64:
         return gated_forward_f64(output, gate, value, cols, stride, begin, end, function);
+    case CUDA_OPS_BFLOAT16:
+        return gated_forward_bf16(output, gate, value, cols, stride, begin, end, function);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -42,6 +51,8 @@ cuda_ops_status cuda_ops_gated_backward_cpu(void *grad_gate, void *grad_value, c
         return gated_backward_f32(grad_gate, grad_value, grad_output, gate, value, cols, stride, begin, end, function);
     case CUDA_OPS_FLOAT64:
         return gated_backward_f64(grad_gate, grad_value, grad_output, gate, value, cols, stride, begin, end, function);
+    case CUDA_OPS_BFLOAT16:
+        return gated_backward_bf16(grad_gate, grad_value, grad_output, gate, value, cols, stride, begin, end, function);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -50,32 +61,34 @@ cuda_ops_status cuda_ops_gated_backward_cpu(void *grad_gate, void *grad_value, c
 #else
 
 #include "common/activation_functions.h"
+#include "common/stored.h"
 
 /* The part of a row that lies in the range, `count` elements of it. */
 #define FORWARD(enumerator, name)                                                                                      \
-    CUDA_OPS_SIMD static void FN(name##_gated_forward)(REAL * output, const REAL *gate, const REAL *value,             \
+    CUDA_OPS_SIMD static void FN(name##_gated_forward)(STORED * output, const STORED *gate, const STORED *value,       \
                                                        int64_t count)                                                  \
     {                                                                                                                  \
-        _Pragma("omp simd") for (int64_t i = 0; i < count; i++) output[i] = FN(name)(gate[i]) * value[i];              \
+        STORE_EACH(output, 0, count, const REAL x = LOAD(gate[i]), FN(name)(x) * LOAD(value[i]))                       \
     }
 CUDA_OPS_GATES(FORWARD)
 #undef FORWARD
 
 #define BACKWARD(enumerator, name)                                                                                     \
-    CUDA_OPS_SIMD static void FN(name##_gated_backward)(REAL * grad_gate, REAL * grad_value, const REAL *grad_output,  \
-                                                        const REAL *gate, const REAL *value, int64_t count)            \
+    CUDA_OPS_SIMD static void FN(name##_gated_backward)(STORED * grad_gate, STORED * grad_value,                       \
+                                                        const STORED *grad_output, const STORED *gate,                 \
+                                                        const STORED *value, int64_t count)                            \
     {                                                                                                                  \
         _Pragma("omp simd") for (int64_t i = 0; i < count; i++)                                                        \
         {                                                                                                              \
-            const REAL x = gate[i], g = grad_output[i], v = value[i];                                                  \
-            grad_gate[i] = g * v * FN(name##_slope)(x);                                                                \
-            grad_value[i] = g * FN(name)(x);                                                                           \
+            const REAL x = LOAD(gate[i]), g = LOAD(grad_output[i]), v = LOAD(value[i]);                                \
+            grad_gate[i] = STORE(g * v * FN(name##_slope)(x));                                                         \
+            grad_value[i] = STORE(g * FN(name)(x));                                                                    \
         }                                                                                                              \
     }
 CUDA_OPS_GATES(BACKWARD)
 #undef BACKWARD
 
-static cuda_ops_status FN(gated_forward)(REAL *output, const REAL *gate, const REAL *value, int64_t cols,
+static cuda_ops_status FN(gated_forward)(STORED *output, const STORED *gate, const STORED *value, int64_t cols,
                                          int64_t stride, int64_t begin, int64_t end, cuda_ops_gate function)
 {
     for (int64_t i = begin, count; i < end; i += count) {
@@ -95,9 +108,9 @@ static cuda_ops_status FN(gated_forward)(REAL *output, const REAL *gate, const R
     return CUDA_OPS_SUCCESS;
 }
 
-static cuda_ops_status FN(gated_backward)(REAL *grad_gate, REAL *grad_value, const REAL *grad_output, const REAL *gate,
-                                          const REAL *value, int64_t cols, int64_t stride, int64_t begin, int64_t end,
-                                          cuda_ops_gate function)
+static cuda_ops_status FN(gated_backward)(STORED *grad_gate, STORED *grad_value, const STORED *grad_output,
+                                          const STORED *gate, const STORED *value, int64_t cols, int64_t stride,
+                                          int64_t begin, int64_t end, cuda_ops_gate function)
 {
     for (int64_t i = begin, count; i < end; i += count) {
         const int64_t at = i / cols * stride + i % cols;

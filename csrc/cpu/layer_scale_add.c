@@ -16,6 +16,12 @@
 #include "layer_scale_add.c"
 
 #include "common/undef_real.h"
+#define REAL float
+#define FN(name) name##_bf16
+#define AS_BFLOAT16
+#include "layer_scale_add.c"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_layer_scale_add_forward_cpu(void *sum, const void *input, const void *residual,
                                                      const void *weight, const void *row_scale, int64_t cols,
@@ -28,6 +34,9 @@ cuda_ops_status cuda_ops_layer_scale_add_forward_cpu(void *sum, const void *inpu
         return CUDA_OPS_SUCCESS;
     case CUDA_OPS_FLOAT64:
         layer_scale_add_f64(sum, input, residual, weight, row_scale, cols, channels, image_rows, begin, end);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_BFLOAT16:
+        layer_scale_add_bf16(sum, input, residual, weight, row_scale, cols, channels, image_rows, begin, end);
         return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -46,6 +55,9 @@ cuda_ops_status cuda_ops_layer_scale_add_backward_cpu(void *grad_input, const vo
     case CUDA_OPS_FLOAT64:
         layer_scale_add_f64(grad_input, grad_sum, NULL, weight, row_scale, cols, channels, image_rows, begin, end);
         return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_BFLOAT16:
+        layer_scale_add_bf16(grad_input, grad_sum, NULL, weight, row_scale, cols, channels, image_rows, begin, end);
+        return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -53,28 +65,30 @@ cuda_ops_status cuda_ops_layer_scale_add_backward_cpu(void *grad_input, const vo
 
 #else
 
+#include "common/stored.h"
+
 /* output = residual + weight * scale * input of a row's elements; residual may be NULL, and so may weight. */
-CUDA_OPS_SIMD static void FN(scale_add_row)(REAL *output, const REAL *input, const REAL *residual, const REAL *weight,
-                                            REAL scale, int64_t count)
+CUDA_OPS_INLINE void FN(scale_add_row)(STORED *output, const STORED *input, const STORED *residual, const REAL *weight,
+                                       REAL scale, int64_t count)
 {
     if (weight && residual)
         for (int64_t i = 0; i < count; i++)
-            output[i] = residual[i] + weight[i] * scale * input[i];
+            output[i] = STORE(LOAD(residual[i]) + weight[i] * scale * LOAD(input[i]));
     else if (weight)
         for (int64_t i = 0; i < count; i++)
-            output[i] = weight[i] * scale * input[i];
+            output[i] = STORE(weight[i] * scale * LOAD(input[i]));
     else if (residual)
         for (int64_t i = 0; i < count; i++)
-            output[i] = residual[i] + scale * input[i];
+            output[i] = STORE(LOAD(residual[i]) + scale * LOAD(input[i]));
     else
         for (int64_t i = 0; i < count; i++)
-            output[i] = scale * input[i];
+            output[i] = STORE(scale * LOAD(input[i]));
 }
 
 /* Forward; and, without a residual, backward. */
-static void FN(layer_scale_add)(REAL *output, const REAL *input, const REAL *residual, const REAL *weight,
-                                const REAL *row_scale, int64_t cols, int64_t channels, int64_t image_rows,
-                                int64_t begin, int64_t end)
+CUDA_OPS_SIMD static void FN(layer_scale_add)(STORED *output, const STORED *input, const STORED *residual,
+                                              const REAL *weight, const REAL *row_scale, int64_t cols, int64_t channels,
+                                              int64_t image_rows, int64_t begin, int64_t end)
 {
     for (int64_t i = begin, count; i < end; i += count) {
         const int64_t row = i / cols, col = i % cols;

@@ -13,6 +13,19 @@ static inline bool is_class(int64_t target, int64_t classes)
     return 0 <= target && target < classes;
 }
 
+/* Where a column's element of class t is; without divisions where columns are rows. */
+static inline int64_t place_of(int64_t column, int64_t t, int64_t classes, int64_t inner)
+{
+    return inner == 1 ? column * classes + t : (column / inner * classes + t) * inner + column % inner;
+}
+
+enum { AHEAD = 16 }; /* columns, of a prefetch */
+#ifdef __GNUC__
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
+
 #define REAL float
 #define FN(name) name##_f32
 #include "nll_loss.c"
@@ -70,12 +83,17 @@ static void FN(nll_loss_forward)(REAL *losses, double *partial, const void *inpu
                                  int64_t ignore_index, cuda_ops_dtype dtype)
 {
     double loss_sum = 0, weight_sum = 0;
+    const size_t bytes = is_half(dtype) ? sizeof(uint16_t) : sizeof(REAL);
     for (int64_t column = begin; column < end; column++) {
         const int64_t t = target[column];
         REAL loss = 0, w = 0;
+        /* Each element is in a line, and often in a page, of its own. */
+        if (inner == 1 && column + AHEAD < end && is_class(target[column + AHEAD], classes))
+            PREFETCH((const char *)input +
+                     (size_t)place_of(column + AHEAD, target[column + AHEAD], classes, 1) * bytes);
         if (t != ignore_index) {
             if (is_class(t, classes)) {
-                const int64_t at = (column / inner * classes + t) * inner + column % inner;
+                const int64_t at = place_of(column, t, classes, inner);
                 w = weight ? weight[t] : 1;
                 loss = -w * (is_half(dtype) ? (REAL)widened_half(((const uint16_t *)input)[at], dtype)
                                             : ((const REAL *)input)[at]);
@@ -116,7 +134,7 @@ static void FN(nll_loss_backward)(void *grad_input, const REAL *grad_output, con
         REAL g = grad_output[reduction == CUDA_OPS_REDUCTION_NONE ? column : 0] * (weight ? weight[t] : 1);
         if (reduction == CUDA_OPS_REDUCTION_MEAN)
             g /= *total_weight;
-        const int64_t at = (column / inner * classes + t) * inner + column % inner;
+        const int64_t at = place_of(column, t, classes, inner);
         if (is_half(dtype))
             ((uint16_t *)grad_input)[at] = rounded_half((float)-g, dtype);
         else

@@ -96,6 +96,19 @@ static FN(block_function) FN(function_of)(cuda_ops_pointwise_loss loss, int deri
 #undef CASE
 }
 
+/* In many lanes: one sum would wait for each addition. */
+CUDA_OPS_SIMD static double FN(block_sum)(const REAL *values, int64_t count)
+{
+    double sum0 = 0, sum1 = 0;
+    const int64_t half = count / 2;
+#pragma omp simd reduction(+ : sum0, sum1)
+    for (int64_t i = 0; i < half; i++) {
+        sum0 += (double)values[i];
+        sum1 += (double)values[half + i];
+    }
+    return sum0 + sum1 + (count % 2 ? (double)values[count - 1] : 0.0);
+}
+
 static void FN(load_factors)(REAL *values, const cuda_ops_loss_factor *factor, int64_t first, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -126,8 +139,8 @@ static cuda_ops_status FN(pointwise_loss_forward)(REAL *losses, double *partial,
         }
         if (losses)
             memcpy(losses + first, result, (size_t)count * sizeof(REAL));
-        for (int64_t i = 0; partial && i < count; i++)
-            sum += result[i];
+        if (partial)
+            sum += FN(block_sum)(result, count);
     }
     if (partial) {
         partial[0] = sum;

@@ -180,9 +180,17 @@ static void accumulate_halves(state *workspace, const uint16_t *input, const cud
                               const family *f, int64_t begin, int64_t end, cuda_ops_dtype dtype)
 {
     const cut c = cut_of(sizes);
-    const int64_t inner = sizes->inner;
+    const int64_t inner = sizes->inner, cols = sizes->cols;
     float piece[PIECE];
     state some[TILE];
+    if (inner == 1 && cols <= LONG) { /* several rows at a time; none has more than one part */
+        for (int64_t row = begin, rows; row < end; row += rows) {
+            rows = min_i64(PIECE / cols, end - row);
+            (void)cuda_ops_widen_cpu(piece, input + row * cols, rows * cols, dtype);
+            rows_piece_f32(workspace + row, piece, rows, cols, f);
+        }
+        return;
+    }
     for (int64_t unit = begin; unit < end; unit++) {
         const int64_t tile = unit % c.tiles * TILE, part = unit / c.tiles, row = part / c.parts;
         const int64_t width = min_i64(TILE, inner - tile), step = inner == 1 ? LONG : max_i64(1, PIECE / width);
@@ -597,6 +605,12 @@ CUDA_OPS_SIMD static void FN(accumulate)(state *restrict workspace, const REAL *
 CUDA_OPS_SIMD static void FN(row_piece)(state *s, const REAL *x, int64_t count, int64_t at, const family *f)
 {
     *s = FN(row_state)(x, count, at, f);
+}
+
+CUDA_OPS_SIMD static void FN(rows_piece)(state *s, const REAL *x, int64_t rows, int64_t cols, const family *f)
+{
+    for (int64_t row = 0; row < rows; row++)
+        s[row] = FN(row_state)(x + row * cols, cols, 0, f);
 }
 
 CUDA_OPS_SIMD static void FN(columns_piece)(state *s, const REAL *x, int64_t count, int64_t width, int64_t at,

@@ -27,6 +27,13 @@ int64_t cuda_ops_scale_channels_units_cpu(int64_t outer, int64_t inner)
 #include "scale_channels.c"
 
 #include "common/undef_real.h"
+#define REAL float
+#define FN(name) name##_bf16
+#define AS_BFLOAT16
+#define PRECISION 16
+#include "scale_channels.c"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_scale_channels_forward_cpu(void *output, const void *input, const void *scale, int64_t count,
                                                     int64_t inner, cuda_ops_channel_gate gate, int64_t begin,
@@ -38,6 +45,9 @@ cuda_ops_status cuda_ops_scale_channels_forward_cpu(void *output, const void *in
         return CUDA_OPS_SUCCESS;
     case CUDA_OPS_FLOAT64:
         scale_channels_forward_f64(output, input, scale, count, inner, gate, begin, end);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_BFLOAT16:
+        scale_channels_forward_bf16(output, input, scale, count, inner, gate, begin, end);
         return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -56,6 +66,9 @@ cuda_ops_status cuda_ops_scale_channels_backward_cpu(void *grad_input, void *gra
     case CUDA_OPS_FLOAT64:
         scale_channels_backward_f64(grad_input, grad_scale, grad_output, input, scale, count, inner, gate, begin, end);
         return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_BFLOAT16:
+        scale_channels_backward_bf16(grad_input, grad_scale, grad_output, input, scale, count, inner, gate, begin, end);
+        return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -64,10 +77,11 @@ cuda_ops_status cuda_ops_scale_channels_backward_cpu(void *grad_input, void *gra
 #else
 
 #include "common/activation_functions.h"
+#include "common/stored.h"
 
 /* f(scale), and f'(scale) if it is asked for. */
-CUDA_OPS_SIMD static void FN(open_gates)(REAL *factor, REAL *slope, const REAL *scale, cuda_ops_channel_gate gate,
-                                         int64_t count)
+CUDA_OPS_INLINE void FN(open_gates)(REAL *factor, REAL *slope, const REAL *scale, cuda_ops_channel_gate gate,
+                                    int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         factor[i] = gate == CUDA_OPS_CHANNEL_GATE_SIGMOID       ? FN(sigmoid)(scale[i])
@@ -80,31 +94,31 @@ CUDA_OPS_SIMD static void FN(open_gates)(REAL *factor, REAL *slope, const REAL *
 }
 
 /* A gate that is shut or wide open has no gradient, whatever the sum is: of an infinite one it would be NaN. */
-static REAL FN(times_slope)(double sum, REAL slope, cuda_ops_channel_gate gate)
+CUDA_OPS_INLINE REAL FN(times_slope)(double sum, REAL slope, cuda_ops_channel_gate gate)
 {
     return gate == CUDA_OPS_CHANNEL_GATE_HARDSIGMOID && slope == 0 ? 0 : (REAL)(sum * (double)slope);
 }
 
-CUDA_OPS_SIMD static void FN(scale_row)(REAL *output, const REAL *input, const REAL *factor, int64_t count)
+CUDA_OPS_INLINE void FN(scale_row)(STORED *output, const STORED *input, const REAL *factor, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        output[i] = input[i] * factor[i];
+        output[i] = STORE(LOAD(input[i]) * factor[i]);
 }
 
-CUDA_OPS_SIMD static void FN(scale_pixels)(REAL *output, const REAL *input, REAL factor, int64_t count)
+CUDA_OPS_INLINE void FN(scale_pixels)(STORED *output, const STORED *input, REAL factor, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        output[i] = input[i] * factor;
+        output[i] = STORE(LOAD(input[i]) * factor);
 }
 
-CUDA_OPS_SIMD static void FN(add_products)(REAL *sum, const REAL *a, const REAL *b, int64_t count)
+CUDA_OPS_INLINE void FN(add_products)(REAL *sum, const STORED *a, const STORED *b, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        sum[i] += a[i] * b[i];
+        sum[i] += LOAD(a[i]) * LOAD(b[i]);
 }
 
 /* The sum over some pixels of one channel, in CHUNK lanes that are added up at the end. */
-CUDA_OPS_SIMD static double FN(product_sum)(const REAL *a, const REAL *b, int64_t count)
+CUDA_OPS_INLINE double FN(product_sum)(const STORED *a, const STORED *b, int64_t count)
 {
     double total = 0;
     for (int64_t first = 0; first < count; first += CHUNK) {
@@ -113,9 +127,9 @@ CUDA_OPS_SIMD static double FN(product_sum)(const REAL *a, const REAL *b, int64_
         int64_t i = 0;
         for (; i + 16 <= some; i += 16)
             for (int64_t e = 0; e < 16; e++)
-                lanes[e] += a[first + i + e] * b[first + i + e];
+                lanes[e] += LOAD(a[first + i + e]) * LOAD(b[first + i + e]);
         for (int64_t e = 0; i + e < some; e++)
-            lanes[e] += a[first + i + e] * b[first + i + e];
+            lanes[e] += LOAD(a[first + i + e]) * LOAD(b[first + i + e]);
         for (int64_t e = 0; e < 16; e++)
             total += (double)lanes[e];
     }
@@ -128,8 +142,9 @@ CUDA_OPS_SIMD static double FN(product_sum)(const REAL *a, const REAL *b, int64_
     const int64_t channel = (unit) % chunks * CHUNK, width = min_i64(CHUNK, inner - channel);                          \
     const int64_t from = image * count * inner + channel, at = image * inner + channel
 
-static void FN(scale_channels_forward)(REAL *output, const REAL *input, const REAL *scale, int64_t count, int64_t inner,
-                                       cuda_ops_channel_gate gate, int64_t begin, int64_t end)
+CUDA_OPS_SIMD static void FN(scale_channels_forward)(STORED *output, const STORED *input, const REAL *scale,
+                                                     int64_t count, int64_t inner, cuda_ops_channel_gate gate,
+                                                     int64_t begin, int64_t end)
 {
     for (int64_t unit = begin; unit < end; unit++) {
         UNIT(unit);
@@ -143,9 +158,10 @@ static void FN(scale_channels_forward)(REAL *output, const REAL *input, const RE
     }
 }
 
-static void FN(scale_channels_backward)(REAL *grad_input, REAL *grad_scale, const REAL *grad_output, const REAL *input,
-                                        const REAL *scale, int64_t count, int64_t inner, cuda_ops_channel_gate gate,
-                                        int64_t begin, int64_t end)
+CUDA_OPS_SIMD static void FN(scale_channels_backward)(STORED *grad_input, REAL *grad_scale, const STORED *grad_output,
+                                                      const STORED *input, const REAL *scale, int64_t count,
+                                                      int64_t inner, cuda_ops_channel_gate gate, int64_t begin,
+                                                      int64_t end)
 {
     for (int64_t unit = begin; unit < end; unit++) {
         UNIT(unit);

@@ -17,6 +17,12 @@
 #include "sgd.c"
 
 #include "common/undef_real.h"
+#define REAL float
+#define FN(name) name##_bf16
+#define AS_BFLOAT16
+#include "sgd.c"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_sgd_cpu(void *param, const void *grad, void *buffer, int first,
                                  const cuda_ops_sgd_options *options, int64_t begin, int64_t end, cuda_ops_dtype dtype)
@@ -28,6 +34,9 @@ cuda_ops_status cuda_ops_sgd_cpu(void *param, const void *grad, void *buffer, in
     case CUDA_OPS_FLOAT64:
         sgd_f64(param, grad, buffer, first, options, begin, end);
         return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_BFLOAT16:
+        sgd_bf16(param, grad, buffer, first, options, begin, end);
+        return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -35,8 +44,10 @@ cuda_ops_status cuda_ops_sgd_cpu(void *param, const void *grad, void *buffer, in
 
 #else
 
+#include "common/stored.h"
+
 /* decay, with_momentum, first and nesterov are constants wherever this is inlined. */
-CUDA_OPS_INLINE void FN(sgd_loop)(REAL *restrict param, const REAL *restrict grad, REAL *restrict buffer,
+CUDA_OPS_INLINE void FN(sgd_loop)(STORED *restrict param, const STORED *restrict grad, STORED *restrict buffer,
                                   const cuda_ops_sgd_options *options, int64_t begin, int64_t end,
                                   const bool with_decay, const bool with_momentum, const bool first,
                                   const bool nesterov)
@@ -45,19 +56,20 @@ CUDA_OPS_INLINE void FN(sgd_loop)(REAL *restrict param, const REAL *restrict gra
     const REAL momentum = (REAL)options->momentum, fresh = (REAL)(1 - options->dampening);
     const REAL weight_decay = (REAL)options->weight_decay;
     for (int64_t i = begin; i < end; i++) {
-        REAL g = sign * grad[i];
+        const REAL x = LOAD(param[i]);
+        REAL g = sign * LOAD(grad[i]);
         if (with_decay)
-            g += weight_decay * param[i];
+            g += weight_decay * x;
         if (with_momentum) {
-            const REAL b = first ? g : momentum * buffer[i] + fresh * g;
-            buffer[i] = b;
+            const REAL b = first ? g : momentum * LOAD(buffer[i]) + fresh * g;
+            buffer[i] = STORE(b);
             g = nesterov ? g + momentum * b : b;
         }
-        param[i] -= lr * g;
+        param[i] = STORE(x - lr * g);
     }
 }
 
-CUDA_OPS_INLINE void FN(sgd_choose)(REAL *param, const REAL *grad, REAL *buffer, int first,
+CUDA_OPS_INLINE void FN(sgd_choose)(STORED *param, const STORED *grad, STORED *buffer, int first,
                                     const cuda_ops_sgd_options *options, int64_t begin, int64_t end,
                                     const bool with_decay)
 {
@@ -73,7 +85,7 @@ CUDA_OPS_INLINE void FN(sgd_choose)(REAL *param, const REAL *grad, REAL *buffer,
         FN(sgd_loop)(param, grad, buffer, options, begin, end, with_decay, true, false, false);
 }
 
-CUDA_OPS_SIMD static void FN(sgd)(REAL *param, const REAL *grad, REAL *buffer, int first,
+CUDA_OPS_SIMD static void FN(sgd)(STORED *param, const STORED *grad, STORED *buffer, int first,
                                   const cuda_ops_sgd_options *options, int64_t begin, int64_t end)
 {
     if (options->weight_decay != 0)

@@ -18,8 +18,8 @@
 
 #include "autograd.h"
 #include "checks.h"
+#include "elements.h"
 #include "empty.h"
-#include "halves.h"
 #include "vmap.h"
 
 namespace cuda_ops
@@ -61,7 +61,7 @@ void launch_activation(const Activation &activation, const Tensor &output, const
                         cuda_ops_activation_forward_cuda(output.data_ptr(), x.const_data_ptr(), x.numel(), f.function,
                                                          f.first, f.second, dtype, current_stream(f.op)));
     else
-        parallel_elements(
+        parallel_stored_elements(
             f.op, x.numel(), dtype,
             [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
                 return cuda_ops_activation_forward_cpu(to, from, begin, end, f.function, f.first, f.second, type);
@@ -113,7 +113,7 @@ Tensor activation_backward(const Activation &activation, const Tensor &grad_outp
                                                               x.const_data_ptr(), x.numel(), f.function, f.first,
                                                               f.second, dtype, current_stream(op)));
     else
-        parallel_elements(
+        parallel_stored_elements(
             op, x.numel(), dtype,
             [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
                 return cuda_ops_activation_backward_cpu(to, grad, from, begin, end, f.function, f.first, f.second,

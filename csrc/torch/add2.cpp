@@ -5,8 +5,8 @@
 
 #include "autograd.h"
 #include "checks.h"
+#include "elements.h"
 #include "empty.h"
-#include "halves.h"
 #include "vmap.h"
 
 namespace cuda_ops
@@ -41,7 +41,8 @@ static Tensor add2_forward(const Tensor &input, const Tensor &other)
         CUDA_OPS_LAUNCH("add2", cuda_ops_add2_forward_cuda(output.data_ptr(), a.const_data_ptr(), b.const_data_ptr(),
                                                            a.numel(), dtype, current_stream("add2")));
     else
-        parallel_elements("add2", a.numel(), dtype, cuda_ops_add2_forward_cpu, writes(output), reads(a), reads(b));
+        parallel_stored_elements("add2", a.numel(), dtype, cuda_ops_add2_forward_cpu, writes(output), reads(a),
+                                 reads(b));
     return output;
 }
 

@@ -122,6 +122,12 @@ static void normalize_cpu(const char *op, const Tensor &output, const Tensor &wo
         return cuda_ops_batch_norm_act_normalize_cpu(to, workspace.const_data_ptr(), from, &given, l.outer, l.channels,
                                                      l.inner, begin, end, type);
     };
+    if (!epilogue && dtype == CUDA_OPS_BFLOAT16) {
+        parallel_ranges(op, rows, grain_of(l, rows), [&](int64_t begin, int64_t end) {
+            return kernel(output.data_ptr(), x.const_data_ptr(), nullptr, begin, end, dtype);
+        });
+        return;
+    }
     const Tensor residual = epilogue ? epilogue->residual : Tensor();
     parallel_rows(op, rows, 1, grain_of(l, rows), dtype, kernel, writes(output, row), reads(x, row),
                   reads(residual, row));

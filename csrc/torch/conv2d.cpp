@@ -303,7 +303,7 @@ struct CpuRun {
     }
 };
 
-// Whether the CPU makes the product of these halves as they are, by AMX; else it is made in float32.
+// Whether the CPU makes the product of these halves as they are, by AMX or AVX512-BF16; else it is made in float32.
 static bool takes_halves(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype,
                          const Tensor &a, const Tensor &b)
 {

@@ -11,8 +11,8 @@
 #include "autograd.h"
 #include "checks.h"
 #include "dropout_state.h"
+#include "elements.h"
 #include "empty.h"
-#include "halves.h"
 #include "vmap.h"
 
 #ifdef CUDA_OPS_WITH_CUDA
@@ -97,7 +97,7 @@ static std::tuple<Tensor, Tensor> dropout_and_add(const char *op, const Tensor &
     const cuda_ops_philox_state philox = draw_philox(x.device());
     state.data_ptr<int64_t>()[0] = static_cast<int64_t>(philox.seed);
     state.data_ptr<int64_t>()[1] = static_cast<int64_t>(philox.offset);
-    parallel_elements(
+    parallel_stored_elements(
         op, x.numel(), dtype,
         [&](void *to, const void *from, const void *its_residual, int64_t begin, int64_t end, cuda_ops_dtype type) {
             return cuda_ops_dropout_add_cpu(to, from, its_residual, begin, end, p, philox, type);
@@ -148,7 +148,7 @@ static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, d
     cuda_ops_philox_state philox{};
     philox.seed = static_cast<uint64_t>(seed_and_offset.const_data_ptr<int64_t>()[0]);
     philox.offset = static_cast<uint64_t>(seed_and_offset.const_data_ptr<int64_t>()[1]);
-    parallel_elements(
+    parallel_stored_elements(
         op, g.numel(), dtype,
         [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
             return cuda_ops_dropout_cpu(to, from, begin, end, p, philox, type);

@@ -7,8 +7,10 @@
 
 #include "autograd.h"
 #include "checks.h"
+#include "cuda_ops/activation.h"
+#include "elements.h"
 #include "empty.h"
-#include "halves.h"
+#include "linear.h"
 #include "parameters.h"
 
 namespace cuda_ops
@@ -48,6 +50,36 @@ static void check_excitation_product(const char *op, const char *weight_name, co
                 weight.size(0), "], got ", bias->sizes());
 }
 
+// Two products of halves, with what is between them rounded, as in linear.
+static Tensor excitation_of_halves(const char *op, const Tensor &input, const Tensor &weight1,
+                                   const std::optional<Tensor> &bias1, const Tensor &weight2,
+                                   const std::optional<Tensor> &bias2, cuda_ops_excitation_activation activation,
+                                   cuda_ops_dtype dtype)
+{
+    const int64_t images = input.size(0), channels = input.size(1), squeezed = weight1.size(0);
+    const Tensor x = input.contiguous(), w1 = weight1.contiguous(), w2 = weight2.contiguous();
+    const Tensor b1 = bias1 ? bias1->contiguous() : Tensor(), b2 = bias2 ? bias2->contiguous() : Tensor();
+    const auto data = [](const Tensor &tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; };
+    const Tensor hidden = empty({images, squeezed}, x.options());
+    half_product(op, hidden, x.view({images, channels}), w1.view({squeezed, channels}).t(), data(b1),
+                 /*relu=*/activation == CUDA_OPS_EXCITATION_RELU);
+    if (activation != CUDA_OPS_EXCITATION_RELU)
+        parallel_stored_elements(
+            op, hidden.numel(), dtype,
+            [&](void *to, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_activation_forward_cpu(
+                    to, to, begin, end,
+                    activation == CUDA_OPS_EXCITATION_SILU ? CUDA_OPS_ACTIVATION_SILU : CUDA_OPS_ACTIVATION_HARDSWISH,
+                    0, 0, type);
+            },
+            updates(hidden));
+    std::vector<int64_t> sizes(input.sizes().begin(), input.sizes().end());
+    sizes[1] = weight2.size(0);
+    const Tensor output = empty(sizes, x.options());
+    half_product(op, output.view({images, sizes[1]}), hidden, w2.view({sizes[1], squeezed}).t(), data(b2));
+    return output;
+}
+
 static Tensor excitation_forward(const Tensor &input, const Tensor &weight1, const std::optional<Tensor> &bias1,
                                  const Tensor &weight2, const std::optional<Tensor> &bias2, std::string_view activation)
 {
@@ -60,6 +92,9 @@ static Tensor excitation_forward(const Tensor &input, const Tensor &weight1, con
     check_excitation_product(op, "weight2", weight2, "bias2", bias2, input, weight1.size(0));
     check_like(op, "weight2", weight2, "weight1", weight1);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
+    if (has_half_product(input) && weight1.scalar_type() == input.scalar_type())
+        return excitation_of_halves(op, input, weight1, bias1, weight2, bias2, excitation_activation_of(op, activation),
+                                    dtype);
     // The CPU's kernel takes one dtype.
     const bool on_cpu = input.is_cpu();
     const at::ScalarType type = on_cpu && is_half(dtype) ? at::kFloat : input.scalar_type();

@@ -14,8 +14,8 @@
 
 #include "autograd.h"
 #include "checks.h"
+#include "elements.h"
 #include "empty.h"
-#include "halves.h"
 #include "vmap.h"
 
 namespace cuda_ops
@@ -107,10 +107,12 @@ struct GatedInputs {
         return second.defined() ? 1 : parts * cols;
     }
 
-    // The value's place beside a gate on the CPU, whose kernels take float32 and float64.
+    // The value's place beside a gate on the CPU, whose kernels take float32, float64 and bfloat16.
     const void *value_of(const void *gate_data, const void *value_data, cuda_ops_dtype dtype) const
     {
-        const int64_t bytes = dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float);
+        const int64_t bytes = dtype == CUDA_OPS_FLOAT64    ? sizeof(double)
+                              : dtype == CUDA_OPS_BFLOAT16 ? sizeof(uint16_t)
+                                                           : sizeof(float);
         return second.defined() ? value_data : static_cast<const char *>(gate_data) + cols * bytes;
     }
 };
@@ -126,15 +128,19 @@ Tensor gated_forward(const GatedFunction &f, const Tensor &gate, const std::opti
     if (gate.is_cuda())
         CUDA_OPS_LAUNCH(f.op, cuda_ops_gated_forward_cuda(output.data_ptr(), in.gate, in.value, in.rows, in.cols,
                                                           in.stride, f.function, dtype, current_stream(f.op)));
-    else
-        parallel_rows(
-            f.op, in.count(), in.row(1), ELEMENTWISE_GRAIN, dtype,
-            [&](void *to, const void *from_gate, const void *from_value, int64_t begin, int64_t end,
-                cuda_ops_dtype type) {
-                return cuda_ops_gated_forward_cpu(to, from_gate, in.value_of(from_gate, from_value, type), in.cols,
-                                                  in.stride, begin, end, f.function, type);
-            },
-            writes(output, in.row(1)), reads(in.first, in.row(2)), reads(in.second));
+    else {
+        const auto kernel = [&](void *to, const void *from_gate, const void *from_value, int64_t begin, int64_t end,
+                                cuda_ops_dtype type) {
+            return cuda_ops_gated_forward_cpu(to, from_gate, in.value_of(from_gate, from_value, type), in.cols,
+                                              in.stride, begin, end, f.function, type);
+        };
+        if (dtype == CUDA_OPS_BFLOAT16)
+            parallel_stored_elements(f.op, in.count(), dtype, kernel, writes(output), reads(in.first),
+                                     reads(in.second));
+        else
+            parallel_rows(f.op, in.count(), in.row(1), ELEMENTWISE_GRAIN, dtype, kernel, writes(output, in.row(1)),
+                          reads(in.first, in.row(2)), reads(in.second));
+    }
     return output;
 }
 
@@ -165,17 +171,21 @@ std::tuple<Tensor, Tensor> gated_backward(const GatedFunction &f, const Tensor &
         CUDA_OPS_LAUNCH(op, cuda_ops_gated_backward_cuda(grad_gate.data_ptr(), to_value, g.const_data_ptr(), in.gate,
                                                          in.value, in.rows, in.cols, in.stride, f.function, dtype,
                                                          current_stream(op)));
-    else
-        parallel_rows(
-            op, in.count(), in.row(1), ELEMENTWISE_GRAIN, dtype,
-            [&](void *to_gate, void *to_its_value, const void *grad, const void *from_gate, const void *from_value,
-                int64_t begin, int64_t end, cuda_ops_dtype type) {
-                return cuda_ops_gated_backward_cpu(
-                    to_gate, const_cast<void *>(in.value_of(to_gate, to_its_value, type)), grad, from_gate,
-                    in.value_of(from_gate, from_value, type), in.cols, in.stride, begin, end, f.function, type);
-            },
-            writes(grad_gate, in.row(2)), writes(value ? grad_value : Tensor()), reads(g, in.row(1)),
-            reads(in.first, in.row(2)), reads(in.second));
+    else {
+        const auto kernel = [&](void *to_gate, void *to_its_value, const void *grad, const void *from_gate,
+                                const void *from_value, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_gated_backward_cpu(to_gate, const_cast<void *>(in.value_of(to_gate, to_its_value, type)),
+                                               grad, from_gate, in.value_of(from_gate, from_value, type), in.cols,
+                                               in.stride, begin, end, f.function, type);
+        };
+        const Tensor to_other = value ? grad_value : Tensor();
+        if (dtype == CUDA_OPS_BFLOAT16)
+            parallel_stored_elements(op, in.count(), dtype, kernel, writes(grad_gate), writes(to_other), reads(g),
+                                     reads(in.first), reads(in.second));
+        else
+            parallel_rows(op, in.count(), in.row(1), ELEMENTWISE_GRAIN, dtype, kernel, writes(grad_gate, in.row(2)),
+                          writes(to_other), reads(g, in.row(1)), reads(in.first, in.row(2)), reads(in.second));
+    }
     return {grad_gate, grad_value};
 }
 

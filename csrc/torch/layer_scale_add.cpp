@@ -2,6 +2,8 @@
 #include "cuda_ops/layer_scale_add.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <array>
@@ -11,8 +13,9 @@
 
 #include "autograd.h"
 #include "checks.h"
+#include "cuda_ops/scale_channels.h"
+#include "elements.h"
 #include "empty.h"
-#include "halves.h"
 
 namespace cuda_ops
 {
@@ -157,19 +160,44 @@ static std::tuple<Tensor, Tensor> layer_scale_add_forward(const Tensor &input, c
                                     shape.channels, shape.image_rows, dtype, check_dtype(op, "input", x),
                                     check_dtype(op, "residual", r), current_stream(op)));
         } else {
-            const Tensor to = float32_like(sum), from = widened(x), added = widened(r), scales = widened(w);
-            parallel_ranges(op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-                return cuda_ops_layer_scale_add_forward_cpu(
-                    to.data_ptr(), from.const_data_ptr(), added.const_data_ptr(), scale_data(scales),
-                    scale_data(factors), shape.cols, shape.channels, shape.image_rows, begin, end,
-                    dtype == CUDA_OPS_FLOAT64 ? CUDA_OPS_FLOAT64 : CUDA_OPS_FLOAT32);
-            });
-            round_back(sum, to);
+            const Tensor scales = widened(w);
+            parallel_stored_elements(
+                op, x.numel(), dtype,
+                [&](void *to, const void *from, const void *added, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                    return cuda_ops_layer_scale_add_forward_cpu(to, from, added, scale_data(scales),
+                                                                scale_data(factors), shape.cols, shape.channels,
+                                                                shape.image_rows, begin, end, type);
+                },
+                writes(sum), reads(x), reads(r));
         }
     }
     if (copy_type && !with_copy)
         copy = *copy_type == type ? sum.clone() : sum.to(*copy_type);
     return {sum, copy};
+}
+
+// grad_weight of the CPU's, in the dtype that it is computed in: what scale_channels has for each image is added up.
+static Tensor weight_sums_cpu(const char *op, const Tensor &grad, const Tensor &input, const Tensor &factors,
+                              const ScaledRows &shape)
+{
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const bool stored = dtype == CUDA_OPS_BFLOAT16; // as the kernel takes it
+    const Tensor g = stored ? grad : widened(grad), x = stored ? input : widened(input);
+    const bool by_column = shape.channels == 0;
+    const int64_t outer = by_column ? shape.rows / shape.image_rows : shape.rows;
+    const int64_t count = by_column ? shape.image_rows : shape.cols, inner = by_column ? shape.cols : 1;
+    const Tensor ones = at::ones({outer, inner}, x.options().dtype(is_half(dtype) ? at::kFloat : x.scalar_type()));
+    Tensor sums = at::empty_like(ones);
+    const int64_t units = cuda_ops_scale_channels_units_cpu(outer, inner);
+    const int64_t grain = std::max<int64_t>(1, ELEMENTWISE_GRAIN * units / x.numel());
+    parallel_ranges(op, units, grain, [&](int64_t begin, int64_t end) {
+        return cuda_ops_scale_channels_backward_cpu(nullptr, sums.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
+                                                    ones.const_data_ptr(), count, inner, CUDA_OPS_CHANNEL_GATE_NONE,
+                                                    begin, end, dtype == CUDA_OPS_FLOAT16 ? CUDA_OPS_FLOAT32 : dtype);
+    });
+    if (factors.defined())
+        sums = sums.view({factors.numel(), -1}) * factors.view({-1, 1});
+    return sums.view({-1, by_column ? inner : shape.channels}).sum(0);
 }
 
 // `input` is read for grad_weight alone.
@@ -215,7 +243,7 @@ layer_scale_add_backward(const OptionalTensor &grad_sum, const OptionalTensor &g
     if (layout.numel() > 0) {
         // Of channels that lie innermost the kernel has the sums too.
         const bool sums_in_kernel = wanted[2] && shape.channels == 0 && layout.is_cuda();
-        [[maybe_unused]] const cuda_ops_dtype dtype = check_dtype(op, "grad_sum", like(false, sum_type));
+        const cuda_ops_dtype dtype = check_dtype(op, "grad_sum", like(false, sum_type));
         [[maybe_unused]] void *const to_input = wanted[0] ? grad_input.data_ptr() : nullptr;
         [[maybe_unused]] void *const to_residual = wanted[1] ? grad_residual.data_ptr() : nullptr;
         if (layout.is_cuda()) {
@@ -236,17 +264,20 @@ layer_scale_add_backward(const OptionalTensor &grad_sum, const OptionalTensor &g
             if (wanted[1])
                 grad_residual.copy_(g);
             if (wanted[0]) {
-                const Tensor to = float32_like(grad_input), from = dense_like(widened(g), to), scales = widened(w);
-                parallel_ranges(op, layout.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-                    return cuda_ops_layer_scale_add_backward_cpu(
-                        to.data_ptr(), from.const_data_ptr(), scale_data(scales), scale_data(factors), shape.cols,
-                        shape.channels, shape.image_rows, begin, end,
-                        sum_type == at::kDouble ? CUDA_OPS_FLOAT64 : CUDA_OPS_FLOAT32);
-                });
-                round_back(grad_input, to);
+                const Tensor from = dense_like(g, grad_input), scales = widened(w);
+                parallel_stored_elements(
+                    op, layout.numel(), dtype,
+                    [&](void *to, const void *grad, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                        return cuda_ops_layer_scale_add_backward_cpu(to, grad, scale_data(scales), scale_data(factors),
+                                                                     shape.cols, shape.channels, shape.image_rows,
+                                                                     begin, end, type);
+                    },
+                    writes(grad_input), reads(from));
             }
         }
-        if (wanted[2] && !sums_in_kernel) {
+        if (wanted[2] && layout.is_cpu()) {
+            grad_weight.copy_(weight_sums_cpu(op, g, x, factors, shape).view(w.sizes()));
+        } else if (wanted[2] && !sums_in_kernel) {
             const at::ScalarType wide = sum_type == at::kDouble ? at::kDouble : at::kFloat;
             Tensor all = g.defined() ? g.to(wide) : Tensor();
             if (layout.is_cuda() && c.defined())

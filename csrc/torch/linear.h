@@ -71,10 +71,11 @@ inline Tensor bfloat16_product(const char *op, const Tensor &a, const Tensor &b)
     return product;
 }
 
-// Whether half_product takes it: of halves on a CPU with AMX.
+// Whether half_product takes it: of halves on a CPU with AMX, or of bfloat16 with AVX512-BF16.
 inline bool has_half_product(const Tensor &tensor)
 {
-    return is_cpu_half(tensor) && cuda_ops_gemm_has_tiles_cpu();
+    return is_cpu_half(tensor) &&
+           cuda_ops_gemm_has_tiles_cpu(tensor.scalar_type() == at::kHalf ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16);
 }
 
 // output = a b (+ bias for each column), of halves, matrices or a batch of them; output has contiguous rows, and their

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "autograd.h"
+#include "cuda_ops/activation.h"
+#include "elements.h"
 #include "empty.h"
 #include "gemm.h"
 #include "linear.h"
@@ -78,6 +80,11 @@ static cuda_ops_status backward_linear_cuda(const Tensor &grad_preactivation, co
 }
 #endif
 
+static cuda_ops_activation activation_of(cuda_ops_gelu gelu)
+{
+    return gelu == CUDA_OPS_GELU_TANH ? CUDA_OPS_ACTIVATION_GELU_TANH : CUDA_OPS_ACTIVATION_GELU;
+}
+
 // The preactivation is a tensor without elements unless it is asked for.
 static std::tuple<Tensor, Tensor> linear_gelu_forward(const Tensor &input, const Tensor &weight,
                                                       const std::optional<Tensor> &bias, std::string_view approximate,
@@ -107,6 +114,31 @@ static std::tuple<Tensor, Tensor> linear_gelu_forward(const Tensor &input, const
     Tensor preactivation = with_preactivation ? empty(sizes, x.options()) : empty({0}, x.options());
     if (output.numel() == 0)
         return {output, preactivation};
+    if (has_half_product(x) && dtype == CUDA_OPS_BFLOAT16) {
+        const Tensor sums = with_preactivation ? preactivation : output;
+        half_product(op, sums.view({rows, out_features}), x.view({rows, in_features}), w.t(), bias_data);
+        parallel_stored_elements(
+            op, output.numel(), dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_activation_forward_cpu(to, from, begin, end, activation_of(gelu), 0, 0, type);
+            },
+            writes(output), reads(sums));
+        return {output, preactivation};
+    }
+    if (has_half_product(x)) {
+        const Tensor sums = empty({rows, out_features}, x.options().dtype(at::kFloat)), wide_bias = widened(b);
+        half_product(op, sums, x.view({rows, in_features}), w.t(), bias ? wide_bias.const_data_ptr() : nullptr);
+        parallel_elements(
+            op, output.numel(), dtype,
+            [&](void *to, void *before, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                if (before)
+                    std::copy_n(static_cast<const float *>(from) + begin, end - begin,
+                                static_cast<float *>(before) + begin);
+                return cuda_ops_activation_forward_cpu(to, from, begin, end, activation_of(gelu), 0, 0, type);
+            },
+            writes(output), writes(with_preactivation ? preactivation : Tensor()), reads(sums));
+        return {output, preactivation};
+    }
     if (is_cpu_half(x)) {
         const auto [result, before] = in_float32(linear_gelu_forward, x, w, bias, approximate, with_preactivation);
         return {result.to(x.scalar_type()), before.to(x.scalar_type())};
@@ -138,6 +170,16 @@ static std::tuple<Tensor, Tensor> linear_gelu_backward(const Tensor &grad_output
     const int64_t rows = rows_of(z), out_features = z.size(-1);
     Tensor grad_preactivation = empty(z.sizes(), z.options());
     Tensor grad_bias = empty({with_bias ? out_features : 0}, z.options());
+    if (z.is_cpu() && dtype == CUDA_OPS_BFLOAT16) {
+        static const auto backward_bias = registered_op<Tensor(const Tensor &)>("cuda_ops::linear_backward_bias");
+        parallel_stored_elements(
+            op, z.numel(), dtype,
+            [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_activation_backward_cpu(to, grad, from, begin, end, activation_of(gelu), 0, 0, type);
+            },
+            writes(grad_preactivation), reads(g), reads(z));
+        return {grad_preactivation, with_bias ? backward_bias.call(grad_preactivation) : grad_bias};
+    }
     if (is_cpu_half(z)) {
         const auto [to_preactivation, to_bias] = in_float32(linear_gelu_backward, g, z, approximate, with_bias);
         return {to_preactivation.to(z.scalar_type()), to_bias.to(z.scalar_type())};

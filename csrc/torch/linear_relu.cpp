@@ -147,6 +147,17 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = grad_output.contiguous(), y = output.contiguous(), x = input.contiguous();
     const Tensor w = weight.contiguous();
+    if (has_half_product(x) && w.scalar_type() == x.scalar_type()) {
+        using Product = Tensor(const Tensor &, const Tensor &);
+        static const auto backward_input = registered_op<Product>("cuda_ops::linear_backward_input");
+        static const auto backward_weight = registered_op<Product>("cuda_ops::linear_backward_weight");
+        static const auto backward_bias = registered_op<Tensor(const Tensor &)>("cuda_ops::linear_backward_bias");
+        const Tensor masked = empty(g.sizes(), g.options());
+        parallel_elements(op, g.numel(), dtype, cuda_ops_linear_relu_mask_cpu, writes(masked), reads(g), reads(y));
+        return {with_input ? backward_input.call(masked, w) : empty({0}, x.options()),
+                with_weight ? backward_weight.call(masked, x) : empty({0}, w.options()),
+                with_bias ? backward_bias.call(masked) : empty({0}, w.options())};
+    }
     if (is_cpu_half(x)) {
         const auto [to_input, to_weight, to_bias] =
             in_float32(linear_relu_backward, g, y, x, w, with_input, with_weight, with_bias);

@@ -83,13 +83,14 @@ static Tensor scale_channels_forward(const Tensor &input, const Tensor &scale, O
                                                                  shape.inner, gate, dtype, current_stream(op)));
         return output;
     }
-    const Tensor to = float32_like(output), from = widened(x), factors = widened(s);
+    const bool stored = dtype == CUDA_OPS_BFLOAT16; // as the kernel takes it
+    const Tensor to = stored ? output : float32_like(output), from = stored ? x : widened(x), factors = widened(s);
     const int64_t units = cuda_ops_scale_channels_units_cpu(shape.outer, shape.inner);
     const int64_t grain = std::max<int64_t>(1, ELEMENTWISE_GRAIN * units / x.numel());
     parallel_ranges(op, units, grain, [&](int64_t begin, int64_t end) {
         return cuda_ops_scale_channels_forward_cpu(to.data_ptr(), from.const_data_ptr(), factors.const_data_ptr(),
                                                    shape.count, shape.inner, gate, begin, end,
-                                                   dtype == CUDA_OPS_FLOAT64 ? CUDA_OPS_FLOAT64 : CUDA_OPS_FLOAT32);
+                                                   dtype == CUDA_OPS_FLOAT16 ? CUDA_OPS_FLOAT32 : dtype);
     });
     round_back(output, to);
     return output;
@@ -126,15 +127,16 @@ static std::tuple<Tensor, Tensor> scale_channels_backward(const Tensor &grad_out
                                 shape.inner, gate, dtype, current_stream(op)));
         return {grad_input, grad_scale};
     }
-    const Tensor to = float32_like(grad_input), to_scale = float32_like(grad_scale);
-    const Tensor from = widened(g), images = widened(x), factors = widened(s);
+    const bool stored = dtype == CUDA_OPS_BFLOAT16;
+    const Tensor to = stored ? grad_input : float32_like(grad_input), to_scale = float32_like(grad_scale);
+    const Tensor from = stored ? g : widened(g), images = stored ? x : widened(x), factors = widened(s);
     const int64_t units = cuda_ops_scale_channels_units_cpu(shape.outer, shape.inner);
     const int64_t grain = std::max<int64_t>(1, ELEMENTWISE_GRAIN * units / x.numel());
     parallel_ranges(op, units, grain, [&](int64_t begin, int64_t end) {
-        return cuda_ops_scale_channels_backward_cpu(
-            data(to, wanted[0]), data(to_scale, wanted[1]), from.const_data_ptr(), images.const_data_ptr(),
-            factors.const_data_ptr(), shape.count, shape.inner, gate, begin, end,
-            dtype == CUDA_OPS_FLOAT64 ? CUDA_OPS_FLOAT64 : CUDA_OPS_FLOAT32);
+        return cuda_ops_scale_channels_backward_cpu(data(to, wanted[0]), data(to_scale, wanted[1]),
+                                                    from.const_data_ptr(), images.const_data_ptr(),
+                                                    factors.const_data_ptr(), shape.count, shape.inner, gate, begin,
+                                                    end, dtype == CUDA_OPS_FLOAT16 ? CUDA_OPS_FLOAT32 : dtype);
     });
     round_back(grad_input, to);
     round_back(grad_scale, to_scale);

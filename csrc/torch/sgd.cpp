@@ -12,6 +12,7 @@
 
 #include "autograd.h"
 #include "checks.h"
+#include "elements.h"
 #include "parameter_list.h"
 
 namespace cuda_ops
@@ -59,7 +60,7 @@ static void sgd_cpu(const std::vector<SgdEntry> &entries, const std::vector<uint
 {
     for (size_t i = 0; i < entries.size(); i++) {
         const SgdEntry &entry = entries[i];
-        parallel_elements(
+        parallel_stored_elements(
             "sgd", entry.param.numel(), dtype,
             [&](void *param, const void *grad, void *buffer, int64_t begin, int64_t end, cuda_ops_dtype type) {
                 return cuda_ops_sgd_cpu(param, grad, buffer, first[i], &options, begin, end, type);

@@ -39,26 +39,51 @@ enum { GUARD = 16 };
 #define GUARD_BYTE 0x5a
 
 #define FOR_CPU_DTYPES(dtype) for (cuda_ops_dtype dtype = CUDA_OPS_FLOAT32; dtype <= CUDA_OPS_FLOAT64; dtype++)
+/* Of kernels that take bfloat16 as it lies too. */
+#define FOR_STORED_DTYPES(dtype)                                                                                       \
+    for (cuda_ops_dtype dtype = CUDA_OPS_FLOAT32; (int)dtype >= 0;                                                     \
+         dtype = dtype == CUDA_OPS_FLOAT32   ? CUDA_OPS_FLOAT64                                                        \
+                 : dtype == CUDA_OPS_FLOAT64 ? CUDA_OPS_BFLOAT16                                                       \
+                                             : (cuda_ops_dtype) - 1)
 
-/* Relative error that rounding in a short sum may leave. */
+/* In which they take what is beside the elements, such as factors. */
+static inline cuda_ops_dtype computed_dtype(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_BFLOAT16 ? CUDA_OPS_FLOAT32 : dtype;
+}
+
+/* Relative error that rounding in a short sum, or of a result to bfloat16, may leave. */
 static inline double rounding(cuda_ops_dtype dtype)
 {
+    if (dtype == CUDA_OPS_BFLOAT16)
+        return 0x1p-8;
     return dtype == CUDA_OPS_FLOAT32 ? 1e-5 : 1e-13;
 }
 
 static inline size_t size_of(cuda_ops_dtype dtype)
 {
-    return dtype == CUDA_OPS_FLOAT32 ? sizeof(float) : sizeof(double);
+    return dtype == CUDA_OPS_BFLOAT16 ? sizeof(uint16_t) : dtype == CUDA_OPS_FLOAT32 ? sizeof(float) : sizeof(double);
 }
 
 static inline double get(const void *array, int64_t index, cuda_ops_dtype dtype)
 {
+    if (dtype == CUDA_OPS_BFLOAT16) {
+        const uint32_t bits = (uint32_t)((const uint16_t *)array)[index] << 16;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        return (double)value;
+    }
     return dtype == CUDA_OPS_FLOAT32 ? (double)((const float *)array)[index] : ((const double *)array)[index];
 }
 
 static inline void set(void *array, int64_t index, double value, cuda_ops_dtype dtype)
 {
-    if (dtype == CUDA_OPS_FLOAT32)
+    if (dtype == CUDA_OPS_BFLOAT16) { /* rounded to nearest, up where it is a tie */
+        const float single = (float)value;
+        uint32_t bits;
+        memcpy(&bits, &single, sizeof bits);
+        ((uint16_t *)array)[index] = (uint16_t)((bits + (isnan(single) ? 0 : 0x8000)) >> 16);
+    } else if (dtype == CUDA_OPS_FLOAT32)
         ((float *)array)[index] = (float)value;
     else
         ((double *)array)[index] = value;

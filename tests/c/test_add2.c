@@ -24,7 +24,7 @@ static void check_range(int64_t count, int64_t begin, int64_t end, cuda_ops_dtyp
 
 int main(void)
 {
-    FOR_CPU_DTYPES(dtype)
+    FOR_STORED_DTYPES(dtype)
     {
         const int64_t sizes[] = {1, 3, 31, 33, 1025};
         for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {

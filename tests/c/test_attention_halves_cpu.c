@@ -1,6 +1,7 @@
 #include "cuda_ops/attention_halves_cpu.h"
 
 #include "check.h"
+#include "cuda_ops/cpu_isa.h"
 #include "cuda_ops/halves_cpu.h"
 
 enum { BATCH = 2, HEADS = 4, KEY_HEADS = 2 };
@@ -152,6 +153,35 @@ static void check_not_finite(cuda_ops_attention call)
     free(workspace);
 }
 
+/* What the set in use takes: AMX both halves, AVX512-BF16 bfloat16. */
+static void check_set(cuda_ops_attention plain)
+{
+    cuda_ops_attention call;
+    const int64_t lengths[][2] = {{1, 1}, {3, 70}, {65, 2}, {150, 141}, {17, 300}};
+    const int64_t windows[][2] = {{NO_BOUND, NO_BOUND}, {NO_BOUND, 0}, {20, 1}, {0, NO_BOUND}};
+    for (cuda_ops_dtype dtype = CUDA_OPS_FLOAT16; dtype <= CUDA_OPS_BFLOAT16; dtype++) {
+        if (!cuda_ops_attention_takes_halves_cpu(&plain, 0, 0, dtype))
+            continue;
+        for (size_t l = 0; l < sizeof(lengths) / sizeof(lengths[0]); l++)
+            for (size_t w = 0; w < sizeof(windows) / sizeof(windows[0]); w++)
+                for (int bottom = 0; bottom < 2; bottom++) {
+                    call = plain;
+                    call.queries = lengths[l][0], call.keys = lengths[l][1];
+                    call.window_left = windows[w][0], call.window_right = windows[w][1];
+                    call.diagonal = bottom ? call.keys - call.queries : 0;
+                    check_call(call, call.queries, call.keys, dtype);
+                }
+        const int32_t starts[] = {0, 3, 3, 70, 71, 110}, key_starts[] = {0, 2, 7, 7, 172, 180};
+        call = plain;
+        call.batch = 5, call.queries = 67, call.keys = 165, call.window_right = 0;
+        call.sequences = (cuda_ops_attention_sequences){
+            .query_starts = starts, .key_starts = key_starts, .query_rows = 110, .key_rows = 180, .bottom_right = 1};
+        check_call(call, 110, 180, dtype);
+    }
+    if (cuda_ops_attention_takes_halves_cpu(&plain, 0, 0, CUDA_OPS_FLOAT16))
+        check_not_finite(plain);
+}
+
 int main(void)
 {
     const cuda_ops_attention plain = {.batch = BATCH,
@@ -175,30 +205,14 @@ int main(void)
                  CUDA_OPS_INVALID_ARGUMENT);
     call.scale = 1;
     if (!cuda_ops_attention_takes_halves_cpu(&call, 0, 0, CUDA_OPS_BFLOAT16))
-        return 0; /* a processor without AMX */
+        return 0; /* a processor with neither AMX nor AVX512-BF16 */
     call.key_heads = 3;
     CHECK_STATUS(cuda_ops_attention_halves_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, &not_finite, &call, 0, 0,
                                                        CUDA_OPS_BFLOAT16),
                  CUDA_OPS_INVALID_ARGUMENT);
-    const int64_t lengths[][2] = {{1, 1}, {3, 70}, {65, 2}, {150, 141}, {17, 300}};
-    const int64_t windows[][2] = {{NO_BOUND, NO_BOUND}, {NO_BOUND, 0}, {20, 1}, {0, NO_BOUND}};
-    for (cuda_ops_dtype dtype = CUDA_OPS_FLOAT16; dtype <= CUDA_OPS_BFLOAT16; dtype++) {
-        for (size_t l = 0; l < sizeof(lengths) / sizeof(lengths[0]); l++)
-            for (size_t w = 0; w < sizeof(windows) / sizeof(windows[0]); w++)
-                for (int bottom = 0; bottom < 2; bottom++) {
-                    call = plain;
-                    call.queries = lengths[l][0], call.keys = lengths[l][1];
-                    call.window_left = windows[w][0], call.window_right = windows[w][1];
-                    call.diagonal = bottom ? call.keys - call.queries : 0;
-                    check_call(call, call.queries, call.keys, dtype);
-                }
-        const int32_t starts[] = {0, 3, 3, 70, 71, 110}, key_starts[] = {0, 2, 7, 7, 172, 180};
-        call = plain;
-        call.batch = 5, call.queries = 67, call.keys = 165, call.window_right = 0;
-        call.sequences = (cuda_ops_attention_sequences){
-            .query_starts = starts, .key_starts = key_starts, .query_rows = 110, .key_rows = 180, .bottom_right = 1};
-        check_call(call, 110, 180, dtype);
+    for (cuda_ops_cpu_isa isa = CUDA_OPS_CPU_AVX512_BF16; isa <= cuda_ops_cpu_isa_widest(); isa++) {
+        CHECK_OK(cuda_ops_cpu_isa_select(cuda_ops_cpu_isa_name(isa)));
+        check_set(plain);
     }
-    check_not_finite(plain);
     return 0;
 }

@@ -191,6 +191,40 @@ static void check_update(cuda_ops_dtype dtype)
     guarded_free(var, CHANNELS, CUDA_OPS_FLOAT64);
 }
 
+/* The last step of bfloat16 as it lies, with coefficients of float32. */
+static void check_bfloat16(sizes s)
+{
+    const cuda_ops_dtype dtype = CUDA_OPS_BFLOAT16, computed = CUDA_OPS_FLOAT32;
+    const int64_t count = s.outer * s.channels * s.inner;
+    void *input = guarded_numbers(count, 1, dtype), *output = guarded_new(count, dtype);
+    void *weight = guarded_numbers(s.channels, 3, computed), *mean = guarded_numbers(s.channels, 5, computed);
+    void *variance = guarded_numbers(s.channels, 6, computed);
+    for (int64_t c = 0; c < s.channels; c++)
+        set(variance, c, fabs(get(variance, c, computed)) + 0.5, computed);
+    const int64_t bytes = cuda_ops_batch_norm_workspace_cpu(s.outer, s.channels, s.inner);
+    const int64_t rows = cuda_ops_batch_norm_rows_cpu(s.outer, s.channels, s.inner);
+    void *workspace = guarded_bytes((bytes + 7) / 8, 8);
+    CHECK_OK(cuda_ops_batch_norm_prepare_inference_cpu(workspace, weight, NULL, mean, variance, s.outer, s.channels,
+                                                       s.inner, EPS, computed));
+    IN_TWO_PIECES(
+        rows, begin, end,
+        cuda_ops_batch_norm_normalize_cpu(output, workspace, input, s.outer, s.channels, s.inner, begin, end, dtype));
+    for (int64_t c = 0; c < s.channels; c++)
+        for (int64_t o = 0; o < s.outer; o++)
+            for (int64_t i = 0; i < s.inner; i++) {
+                const int64_t e = element(s, o, c, i);
+                const double rstd = 1 / sqrt(get(variance, c, computed) + EPS);
+                CHECK_NEAR(output, e, (get(input, e, dtype) - get(mean, c, computed)) * rstd * get(weight, c, computed),
+                           rounding(dtype), dtype);
+            }
+    guarded_free_bytes(workspace, (bytes + 7) / 8, 8);
+    guarded_free(input, count, dtype);
+    guarded_free(output, count, dtype);
+    guarded_free(weight, s.channels, computed);
+    guarded_free(mean, s.channels, computed);
+    guarded_free(variance, s.channels, computed);
+}
+
 int main(void)
 {
     /* inner = 1 is channels_last; sizes that no vector divides; a channel of one value for all it takes part in */
@@ -207,6 +241,8 @@ int main(void)
         check_batch_norm(all[5], true, true, 1000, dtype);
         check_update(dtype);
     }
+    for (size_t s = 0; s < sizeof(all) / sizeof(all[0]); s++)
+        check_bfloat16(all[s]);
     CHECK_STATUS(cuda_ops_batch_norm_normalize_cpu(NULL, NULL, NULL, 1, 1, 1, 0, 1, CUDA_OPS_FLOAT16),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
     CHECK_STATUS(cuda_ops_batch_norm_moments_cpu(NULL, NULL, 1, 1, 1, 0, 1, (cuda_ops_dtype)99),

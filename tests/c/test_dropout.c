@@ -38,7 +38,8 @@ static void check_range(int64_t count, int64_t begin, int64_t end, double p, cud
     CHECK_OK(cuda_ops_dropout_add_cpu(sum, input, residual, begin, end, p, state, dtype));
     for (int64_t i = 0; i < count; i++) {
         if (begin <= i && i < end)
-            CHECK_NEAR(sum, i, get(output, i, dtype) + get(residual, i, dtype), rounding(dtype), dtype);
+            CHECK_NEAR(sum, i, (is_dropped(i, p, state) ? 0 : get(input, i, dtype) / (1 - p)) + get(residual, i, dtype),
+                       rounding(dtype), dtype);
         else
             CHECK_UNWRITTEN(sum, i, dtype);
     }
@@ -67,7 +68,7 @@ static void check_frequency(double p)
 int main(void)
 {
     check_philox();
-    FOR_CPU_DTYPES(dtype)
+    FOR_STORED_DTYPES(dtype)
     {
         const int64_t sizes[] = {1, 3, 31, 33, 1025};
         const double probabilities[] = {0, 0.1, 0.5, 0.999, 1};

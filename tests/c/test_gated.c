@@ -57,7 +57,7 @@ static void check_gated(int64_t rows, int64_t cols, bool halves, cuda_ops_gate f
 
 int main(void)
 {
-    FOR_CPU_DTYPES(dtype)
+    FOR_STORED_DTYPES(dtype)
     {
         for (cuda_ops_gate function = CUDA_OPS_GATE_SILU; function <= CUDA_OPS_GATE_GELU_TANH; function++) {
             const int64_t sizes[] = {1, 7, 33};

@@ -278,21 +278,26 @@ int main(void)
         select_isa(isa);
         FOR_CPU_DTYPES(dtype)
         check_pieces(dtype);
-        CHECK((cuda_ops_gemm_has_tiles_cpu() != 0) == (isa == CUDA_OPS_CPU_AMX), "tiles with set %d", isa);
+        CHECK((cuda_ops_gemm_has_tiles_cpu(CUDA_OPS_FLOAT16) != 0) == (isa == CUDA_OPS_CPU_AMX), "tiles with set %d",
+              isa);
+        CHECK((cuda_ops_gemm_has_tiles_cpu(CUDA_OPS_BFLOAT16) != 0) == (isa >= CUDA_OPS_CPU_AVX512_BF16),
+              "tiles of bfloat16 with set %d", isa);
     }
-    /* The widest set is still the one in use. Sizes on either side of a tile, a micro-tile, a step and a block. */
+    /* Sizes on either side of a tile, a micro-tile, a step and a block; by tile registers and by vectors. */
     const int64_t tiles[][3] = {{1, 1, 1},    {3, 3, 0},    {16, 16, 32},  {17, 33, 65},  {70, 5, 40},
                                 {5, 150, 96}, {48, 17, 50}, {300, 40, 70}, {40, 520, 33}, {33, 34, 1100}};
-    for (size_t s = 0; s < sizeof(tiles) / sizeof(tiles[0]) && cuda_ops_gemm_has_tiles_cpu(); s++)
-        for (int layouts = 0; layouts < LAYOUTS * LAYOUTS; layouts++)
-            for (int d = 0; d < 2; d++) {
-                const cuda_ops_dtype dtype = d ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
-                check_tiles(tiles[s][0], tiles[s][1], tiles[s][2], layouts % LAYOUTS, layouts / LAYOUTS, dtype,
-                            layouts % 2 ? dtype : CUDA_OPS_FLOAT32, layouts % 3 == 0, layouts % 4 == 1);
-            }
-    if (cuda_ops_gemm_has_tiles_cpu()) {
-        check_special_numbers(CUDA_OPS_FLOAT16);
-        check_special_numbers(CUDA_OPS_BFLOAT16);
+    for (cuda_ops_cpu_isa isa = CUDA_OPS_CPU_AVX512_BF16; isa <= cuda_ops_cpu_isa_widest(); isa++) {
+        select_isa(isa);
+        for (int d = 0; d < 2; d++) {
+            const cuda_ops_dtype dtype = d ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
+            if (!cuda_ops_gemm_has_tiles_cpu(dtype))
+                continue;
+            for (size_t s = 0; s < sizeof(tiles) / sizeof(tiles[0]); s++)
+                for (int layouts = 0; layouts < LAYOUTS * LAYOUTS; layouts++)
+                    check_tiles(tiles[s][0], tiles[s][1], tiles[s][2], layouts % LAYOUTS, layouts / LAYOUTS, dtype,
+                                layouts % 2 ? dtype : CUDA_OPS_FLOAT32, layouts % 3 == 0, layouts % 4 == 1);
+            check_special_numbers(dtype);
+        }
         CHECK_STATUS(cuda_ops_gemm_tiles_cpu(NULL, 0, NULL, NULL, 0, 0, NULL, 0, 0, 0, 0, 0, NULL, 0, CUDA_OPS_FLOAT32,
                                              CUDA_OPS_FLOAT32),
                      CUDA_OPS_UNSUPPORTED_DTYPE);

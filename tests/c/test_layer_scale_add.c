@@ -8,7 +8,8 @@ static void check_range(int64_t rows, int64_t cols, int64_t channels, int64_t im
 {
     const int64_t count = rows * cols, weights = channels > 0 ? channels : cols;
     void *input = guarded_numbers(count, 1, dtype), *residual = guarded_numbers(count, 2, dtype);
-    void *weight = guarded_numbers(weights, 3, dtype), *scale = guarded_numbers(rows, 4, dtype);
+    const cuda_ops_dtype computed = computed_dtype(dtype);
+    void *weight = guarded_numbers(weights, 3, computed), *scale = guarded_numbers(rows, 4, computed);
     void *sum = guarded_new(count, dtype), *grad = guarded_new(count, dtype);
     CHECK_OK(cuda_ops_layer_scale_add_forward_cpu(sum, input, residual, weight, scale, cols, channels, image_rows,
                                                   begin, end, dtype));
@@ -17,8 +18,8 @@ static void check_range(int64_t rows, int64_t cols, int64_t channels, int64_t im
     for (int64_t i = 0; i < count; i++) {
         const int64_t row = i / cols;
         if (begin <= i && i < end) {
-            const double factor =
-                get(weight, channels > 0 ? row % channels : i % cols, dtype) * get(scale, row / image_rows, dtype);
+            const double factor = get(weight, channels > 0 ? row % channels : i % cols, computed) *
+                                  get(scale, row / image_rows, computed);
             const double scaled = factor * get(input, i, dtype);
             CHECK_NEAR(sum, i, get(residual, i, dtype) + scaled, 4 * rounding(dtype), dtype);
             CHECK_NEAR(grad, i, scaled, 4 * rounding(dtype), dtype);
@@ -32,15 +33,15 @@ static void check_range(int64_t rows, int64_t cols, int64_t channels, int64_t im
         CHECK_NEAR(sum, i, get(residual, i, dtype) + get(input, i, dtype), rounding(dtype), dtype);
     guarded_free(input, count, dtype);
     guarded_free(residual, count, dtype);
-    guarded_free(weight, weights, dtype);
-    guarded_free(scale, rows, dtype);
+    guarded_free(weight, weights, computed);
+    guarded_free(scale, rows, computed);
     guarded_free(sum, count, dtype);
     guarded_free(grad, count, dtype);
 }
 
 int main(void)
 {
-    FOR_CPU_DTYPES(dtype)
+    FOR_STORED_DTYPES(dtype)
     {
         check_range(1, 1, 0, 1, 0, 1, dtype);
         check_range(6, 5, 0, 3, 0, 30, dtype);

@@ -25,8 +25,9 @@ static void check_units(int64_t outer, int64_t count, int64_t inner, cuda_ops_ch
     const int64_t all = outer * count * inner, scales = outer * inner, chunks = (inner + 255) / 256;
     CHECK(cuda_ops_scale_channels_units_cpu(outer, inner) == outer * chunks, "units of %lld images", (long long)outer);
     void *input = guarded_numbers(all, 1, dtype), *grad = guarded_numbers(all, 2, dtype);
-    void *scale = guarded_numbers(scales, 3, dtype), *output = guarded_new(all, dtype);
-    void *grad_input = guarded_new(all, dtype), *grad_scale = guarded_new(scales, dtype);
+    const cuda_ops_dtype computed = computed_dtype(dtype);
+    void *scale = guarded_numbers(scales, 3, computed), *output = guarded_new(all, dtype);
+    void *grad_input = guarded_new(all, dtype), *grad_scale = guarded_new(scales, computed);
     CHECK_OK(cuda_ops_scale_channels_forward_cpu(output, input, scale, count, inner, gate, begin, end, dtype));
     CHECK_OK(cuda_ops_scale_channels_backward_cpu(grad_input, grad_scale, grad, input, scale, count, inner, gate, begin,
                                                   end, dtype));
@@ -34,7 +35,7 @@ static void check_units(int64_t outer, int64_t count, int64_t inner, cuda_ops_ch
         for (int64_t i = 0; i < inner; i++) {
             const int64_t unit = o * chunks + i / 256, at = o * inner + i;
             const bool inside = begin <= unit && unit < end;
-            const double factor = opened(get(scale, at, dtype), gate);
+            const double factor = opened(get(scale, at, computed), gate);
             double sum = 0, size = 0;
             for (int64_t p = 0; p < count; p++) {
                 const int64_t e = (o * count + p) * inner + i;
@@ -49,10 +50,10 @@ static void check_units(int64_t outer, int64_t count, int64_t inner, cuda_ops_ch
                 }
             }
             if (inside)
-                CHECK_NEAR(grad_scale, at, sum * slope(get(scale, at, dtype), gate), 16 * rounding(dtype) * (1 + size),
-                           dtype);
+                CHECK_NEAR(grad_scale, at, sum * slope(get(scale, at, computed), gate),
+                           16 * rounding(computed) * (1 + size), computed);
             else
-                CHECK_UNWRITTEN(grad_scale, at, dtype);
+                CHECK_UNWRITTEN(grad_scale, at, computed);
         }
     /* One gradient alone. */
     CHECK_OK(cuda_ops_scale_channels_backward_cpu(NULL, grad_scale, grad, input, scale, count, inner, gate, begin, end,
@@ -61,15 +62,15 @@ static void check_units(int64_t outer, int64_t count, int64_t inner, cuda_ops_ch
                                                   dtype));
     guarded_free(input, all, dtype);
     guarded_free(grad, all, dtype);
-    guarded_free(scale, scales, dtype);
+    guarded_free(scale, scales, computed);
     guarded_free(output, all, dtype);
     guarded_free(grad_input, all, dtype);
-    guarded_free(grad_scale, scales, dtype);
+    guarded_free(grad_scale, scales, computed);
 }
 
 int main(void)
 {
-    FOR_CPU_DTYPES(dtype)
+    FOR_STORED_DTYPES(dtype)
     {
         for (cuda_ops_channel_gate gate = CUDA_OPS_CHANNEL_GATE_NONE; gate <= CUDA_OPS_CHANNEL_GATE_HARDSIGMOID;
              gate++) {

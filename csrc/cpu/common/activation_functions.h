@@ -8,12 +8,13 @@
 
 CUDA_OPS_INLINE REAL FN(absolute)(REAL x)
 {
-    return PRECISION == 32 ? (REAL)fabsf((float)x) : (REAL)fabs(x);
+    return sizeof(REAL) == sizeof(float) ? (REAL)fabsf((float)x) : (REAL)fabs(x);
 }
 
 CUDA_OPS_INLINE REAL FN(copy_sign)(REAL magnitude, REAL sign)
 {
-    return PRECISION == 32 ? (REAL)copysignf((float)magnitude, (float)sign) : (REAL)copysign(magnitude, sign);
+    return sizeof(REAL) == sizeof(float) ? (REAL)copysignf((float)magnitude, (float)sign)
+                                         : (REAL)copysign(magnitude, sign);
 }
 
 CUDA_OPS_INLINE REAL FN(quotient)(REAL a, REAL b)
@@ -21,6 +22,23 @@ CUDA_OPS_INLINE REAL FN(quotient)(REAL a, REAL b)
     return a / b;
 }
 
+#if PRECISION == 16
+/* All that the functions take the exponential of is at most 0. */
+CUDA_OPS_INLINE REAL FN(exponential)(REAL x)
+{
+    return exponential_within_f32(x, ROUGHLY_NO_MORE_THAN_0);
+}
+
+CUDA_OPS_INLINE REAL FN(expm1_of_negative)(REAL x)
+{
+    return expm1_of_negative_f32(x);
+}
+
+CUDA_OPS_INLINE REAL FN(bell)(REAL x)
+{
+    return FN(exponential)((REAL)-0.5 * x * x);
+}
+#else
 /* The square of the upper half of x's bits is exact, and what it leaves of x^2 is a number of its own. */
 CUDA_OPS_INLINE REAL FN(bell)(REAL x)
 {
@@ -37,6 +55,7 @@ CUDA_OPS_INLINE REAL FN(bell)(REAL x)
     memcpy(&high, &bits, sizeof high);
     return FN(exponential_of_sum)((REAL)-0.5 * high * high, (REAL)-0.5 * (x - high) * (x + high));
 }
+#endif
 
 #include "cuda_ops/activation_functions.h"
 

@@ -84,7 +84,7 @@ cuda_ops_status cuda_ops_conv2d_check_sizes(const cuda_ops_conv2d_sizes *s)
 static cuda_ops_status check_sizes(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
 {
     const bool halves = dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
-    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64 && !(halves && cuda_ops_has_tiles()))
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64 && !(halves && cuda_ops_has_tiles(dtype)))
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     return cuda_ops_conv2d_check_sizes(sizes);
 }
@@ -162,8 +162,23 @@ static bool takes_gathered(const cuda_ops_conv2d_sizes *s, cuda_ops_conv2d_pass 
            (same_weight && !s->input_channels_last == !s->output_channels_last && !is_thin(s, pass));
 }
 
+/* Images one above the other: 1x1 kernels of stride 1 in channels_last do not see where one ends. */
+static bool is_one_image(const cuda_ops_conv2d_sizes *s)
+{
+    return s->kernel_height * s->kernel_width * s->stride_height * s->stride_width == 1 && s->padding_top == 0 &&
+           s->padding_left == 0 && s->in_height == s->out_height && s->in_width == s->out_width &&
+           ((s->input_channels_last && s->output_channels_last) || single_pixels(s));
+}
+
 static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype)
 {
+    cuda_ops_conv2d_sizes stacked = *s;
+    if (is_tiled(dtype) && is_one_image(s)) { /* whose tiles of pixels end with images */
+        stacked.batch = 1;
+        stacked.in_height = stacked.out_height = s->batch * s->in_height;
+        stacked.input_channels_last = stacked.output_channels_last = 1;
+        s = &stacked;
+    }
     const bool backward = pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
     const int64_t in_channels = s->in_channels / s->groups, out_channels = s->out_channels / s->groups;
     const bool single = single_pixels(s);
@@ -267,7 +282,7 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
         return status;
     const struct product p = make_product(sizes, pass, dtype);
     if (is_tiled(dtype)) {
-        if (!cuda_ops_conv2d_tiled_takes(&p, pass))
+        if (!cuda_ops_conv2d_tiled_takes(&p, pass, dtype))
             return CUDA_OPS_UNSUPPORTED_DTYPE;
         cuda_ops_conv2d_tiled_plan(plan, &p, pass, dtype);
         return CUDA_OPS_SUCCESS;

@@ -52,7 +52,7 @@ void cuda_ops_conv2d_depthwise_reduce(void *grad_weight, const void *prepared, c
 
 /* The path for halves by AMX (tiled.c), of tensors in any formats: as the above. If it needs finite numbers, others would
  * make NaN of what they are not multiplied with; backward_weight always does. */
-bool cuda_ops_conv2d_tiled_takes(const struct product *p, cuda_ops_conv2d_pass pass);
+bool cuda_ops_conv2d_tiled_takes(const struct product *p, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype);
 bool cuda_ops_conv2d_tiled_needs_finite(const struct product *p, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype);
 void cuda_ops_conv2d_tiled_plan(cuda_ops_conv2d_plan *plan, const struct product *p, cuda_ops_conv2d_pass pass,
                                 cuda_ops_dtype dtype);

@@ -1,4 +1,4 @@
-/* Convolution of halves by AMX's tile registers (gemm/tile_packing.h), without an im2col matrix: a row of a tile is a
+/* Convolution of halves by AMX's tile registers, or vectors of AVX512-BF16 (gemm/tile_packing.h), without an im2col matrix: a row of a tile is a
  * pixel, its 32 of depth are channels, and a tap is an address.
  *
  * Forward and backward_input stage a block of the source with its padding, channels innermost and filled up to whole
@@ -93,12 +93,15 @@ static struct tiling tiling_of(const struct product *p, cuda_ops_conv2d_pass pas
     return t;
 }
 
-bool cuda_ops_conv2d_tiled_takes(const struct product *p, cuda_ops_conv2d_pass pass)
+bool cuda_ops_conv2d_tiled_takes(const struct product *p, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype)
 {
     /* Of few input channels a tile's rows would be as few. */
     if (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && p->source_channels <= THIN_CHANNELS)
         return false;
-    return cuda_ops_has_tiles() && p->source_channels > 0 && p->target_channels > 0 &&
+    /* Vectors are no faster than float32's where more than half of a row of the kernel would be zeros. */
+    if (is_thin(p, pass) && 2 * p->source_channels * p->kernel_width < STEP && !has_tile_registers())
+        return false;
+    return cuda_ops_has_tiles(dtype) && p->source_channels > 0 && p->target_channels > 0 &&
            (p->groups == 1 || (p->source_channels >= SIDE && p->target_channels >= SIDE)) &&
            p->kernel_height * p->kernel_width <= MOST_RUNS;
 }
@@ -319,6 +322,21 @@ CUDA_OPS_INLINE void sum_runs(const bool right, const bool split, float *sums, c
                               int64_t steps)
 {
     const int64_t lower = SIDE * (int64_t)(pitch / 2), next = split ? 2 * TILE : TILE;
+    if (!has_tile_registers()) {
+        clear_others(true, right, sums);
+        for (int row = 0; row < PANEL; row += rows_at_once(right)) {
+            const uint16_t *of_b0 = b0, *of_b1 = b1;
+            __m512 vectors[VECTORS];
+            begin_rows(right, vectors, NULL, false);
+            for (int64_t run = 0; run < runs; run++) {
+                const uint16_t *a = pixels + offsets[run] + row * (int64_t)(pitch / 2);
+                for (int64_t s = 0; s < steps; s++, a += STEP, of_b0 += next, of_b1 += next)
+                    add_rows(right, split, false, vectors, a, pitch, low, of_b0, of_b1);
+            }
+            end_rows(right, vectors, sums + row / SIDE * 2 * SIDE * SIDE + row % SIDE * SIDE);
+        }
+        return;
+    }
     __asm__ volatile("" : : : "memory");
     begin_sums(NULL, false);
     for (int64_t run = 0; run < runs; run++) {
@@ -570,6 +588,23 @@ CUDA_OPS_INLINE void add_products(const bool right, const bool split, float *sum
                                   int64_t images, int64_t steps)
 {
     const int64_t lower = SIDE * (int64_t)(pitch / 2), next = split ? 2 * TILE : TILE;
+    if (!has_tile_registers()) {
+        if (!add)
+            clear_others(true, right, sums);
+        for (int row = 0; row < PANEL; row += rows_at_once(right)) {
+            float *const at = sums + row / SIDE * 2 * SIDE * SIDE + row % SIDE * SIDE;
+            const uint16_t *of_b0 = b0, *of_b1 = b1;
+            __m512 vectors[VECTORS];
+            begin_rows(right, vectors, at, add);
+            for (int64_t i = 0; i < images; i++) {
+                const uint16_t *from = a + i * image + row * (int64_t)(pitch / 2);
+                for (int64_t s = 0; s < steps; s++, from += STEP, of_b0 += next, of_b1 += next)
+                    add_rows(right, split, false, vectors, from, pitch, low, of_b0, of_b1);
+            }
+            end_rows(right, vectors, at);
+        }
+        return;
+    }
     __asm__ volatile("" : : : "memory");
     begin_sums(sums, add);
     for (int64_t i = 0; i < images; i++) {
@@ -719,9 +754,9 @@ void cuda_ops_conv2d_tiled_reduce(uint16_t *grad_weight, const float *partial, c
 
 #else
 
-bool cuda_ops_conv2d_tiled_takes(const struct product *p, cuda_ops_conv2d_pass pass)
+bool cuda_ops_conv2d_tiled_takes(const struct product *p, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype)
 {
-    (void)p, (void)pass;
+    (void)p, (void)pass, (void)dtype;
     return false;
 }
 

@@ -1,13 +1,8 @@
 /* bfloat16 x bfloat16 -> float32 on one core, by the widest instruction set that the processor has.
  *
- *   AMX           gemm/tiles.h.
- *   AVX512-BF16   packed operands: eight rows of pairs of a, broadcast, times two vectors of pairs of b.
- *   neither       blocks are converted to float32, exactly, and multiplied by gemm/single_thread.h; a matrix of
- *                 contiguous rows times a vector is converted in registers.
- *
- * A packed panel is 32 rows of a or 32 columns of b: for each step of 32 of depth two tiles of 1 KB, one for each 16
- * rows (of 32 of depth) or columns (16 pairs of depth). Depth, rows and columns that do not exist are zeros. Full panels of a with contiguous rows are read
- * unpacked. */
+ *   AMX, AVX512-BF16  gemm/tiles.h.
+ *   neither           blocks are converted to float32, exactly, and multiplied by gemm/single_thread.h; a matrix of
+ *                     contiguous rows times a vector is converted in registers. */
 #include "common/common.h"
 #include "common/half.h"
 #include "cuda_ops/cpu_isa.h"
@@ -15,24 +10,13 @@
 #include "gemm/tiles.h"
 
 enum {
-    PANEL = 32,               /* rows or columns of a panel, and the depth of a step */
-    TILE_SIDE = 16,           /* rows or columns of a tile */
-    TILE = TILE_SIDE * PANEL, /* elements of a tile */
-    STEP = 2 * TILE,          /* and of both tiles of a panel in a step */
-    DEPTH = 512,              /* of a block: a panel has 32 KB, part of the first-level cache */
-    ROWS = 256,
-    COLUMNS = 1024 /* of a block of a (256 KB) and of b (1 MB): of the second-level cache */
-};
-enum {
-    PACKED_BYTES = (ROWS + COLUMNS) * DEPTH * (int)sizeof(uint16_t),
-    /* Without: blocks of floats, and gemm/single_thread.h's own workspace. */
+    /* Of blocks of floats, beside gemm/single_thread.h's own workspace. */
     WIDE_DEPTH = 256,
     WIDE_ROWS = 256,
     WIDE_COLUMNS = 512,
     WIDE_BYTES = (WIDE_ROWS + WIDE_COLUMNS) * WIDE_DEPTH * (int)sizeof(float),
     BF16_WORKSPACE = GEMM_WORKSPACE_BYTES + WIDE_BYTES
 };
-_Static_assert(PACKED_BYTES <= BF16_WORKSPACE, "the packed blocks fit the workspace");
 
 int64_t cuda_ops_gemm_bf16_workspace(void)
 {
@@ -186,156 +170,6 @@ static void matrix_times_vector(float *output, int64_t output_step, const uint16
 #pragma GCC pop_options
 #endif
 
-#if CUDA_OPS_WITH_TARGETS && CUDA_OPS_WITH_AVX512_BF16
-#define WITH_PAIRS
-
-#pragma GCC push_options
-#pragma GCC target("avx2") /* with AVX-512, GCC would spill addresses to mask registers here */
-
-/* Packs a panel of a: row i of a tile is 32 of depth. */
-static void pack_rows(uint16_t *restrict target, const uint16_t *restrict a, int64_t a_row, int64_t a_column,
-                      int64_t rows, int64_t depth)
-{
-    for (int64_t p = 0; p < depth; p += PANEL, target += STEP) {
-        const int64_t length = min_i64(PANEL, depth - p);
-        for (int64_t i = 0; i < PANEL; i++) {
-            uint16_t *const to = target + i * PANEL;
-            const uint16_t *const from = a + i * a_row + p * a_column;
-            if (i >= rows) {
-                memset(to, 0, PANEL * sizeof(uint16_t));
-            } else if (a_column == 1 && length == PANEL) {
-                memcpy(to, from, PANEL * sizeof(uint16_t));
-            } else {
-                for (int64_t q = 0; q < PANEL; q++)
-                    to[q] = q < length ? from[q * a_column] : 0;
-            }
-        }
-    }
-}
-
-/* Packs a panel of b: row q of a tile is pair q of the depth, for 16 columns. */
-static void pack_columns(uint16_t *restrict target, const uint16_t *restrict b, int64_t b_row, int64_t b_column,
-                         int64_t columns, int64_t depth)
-{
-    for (int64_t p = 0; p < depth; p += PANEL, target += STEP)
-        for (int64_t q = 0; q < TILE_SIDE; q++) {
-            const uint16_t *const from = b + (p + 2 * q) * b_row;
-            const bool first = p + 2 * q < depth, second = p + 2 * q + 1 < depth;
-            for (int64_t t = 0; t < 2; t++) {
-                uint32_t pairs[TILE_SIDE];
-                const uint16_t *const source = from + t * TILE_SIDE * b_column;
-                const int64_t count = max_i64(0, min_i64(TILE_SIDE, columns - t * TILE_SIDE));
-                if (second && count == TILE_SIDE && b_column == 1) {
-                    for (int64_t j = 0; j < TILE_SIDE; j++)
-                        pairs[j] = source[j] | (uint32_t)source[b_row + j] << 16;
-                } else if (second && count == TILE_SIDE && b_row == 1) {
-                    for (int64_t j = 0; j < TILE_SIDE; j++)
-                        memcpy(pairs + j, source + j * b_column, sizeof(uint32_t));
-                } else {
-                    for (int64_t j = 0; j < TILE_SIDE; j++) {
-                        const uint32_t low = first && j < count ? source[j * b_column] : 0;
-                        pairs[j] = low | (second && j < count ? (uint32_t)source[b_row + j * b_column] << 16 : 0);
-                    }
-                }
-                memcpy(target + t * TILE + q * PANEL, pairs, sizeof(pairs));
-            }
-        }
-}
-
-#pragma GCC pop_options
-
-/* A panel of a, packed or not: the strides of its rows, of its steps and of its two tiles, in elements. */
-struct panel {
-    const uint16_t *data;
-    int64_t row, step, tile;
-};
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
-/* A micro-tile of output (32 x 32, rows `row` floats apart) = or, if accumulate, += a panel of a times a panel of b.
- * Only `rows` rows are wanted. */
-static void micro_kernel(float *tile, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
-                         bool accumulate)
-{
-    enum { COUNT = 8 };
-    for (int64_t i = 0; i < rows; i += COUNT) {
-        __m512 sum[COUNT][2];
-#pragma GCC unroll 8
-        for (int r = 0; r < COUNT; r++) {
-            sum[r][0] = accumulate ? _mm512_loadu_ps(tile + (i + r) * row) : _mm512_setzero_ps();
-            sum[r][1] = accumulate ? _mm512_loadu_ps(tile + (i + r) * row + TILE_SIDE) : _mm512_setzero_ps();
-        }
-        for (int64_t s = 0; s < steps; s++) {
-            const uint16_t *left = a.data + s * a.step + i / TILE_SIDE * a.tile + i % TILE_SIDE * a.row,
-                           *right = b + s * STEP;
-            for (int q = 0; q < TILE_SIDE; q++, left += 2, right += PANEL) {
-                const __m512bh first = (__m512bh)_mm512_loadu_si512(right);
-                const __m512bh second = (__m512bh)_mm512_loadu_si512(right + TILE);
-#pragma GCC unroll 8
-                for (int r = 0; r < COUNT; r++) {
-                    int32_t pair;
-                    memcpy(&pair, left + r * a.row, sizeof(pair));
-                    const __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
-                    sum[r][0] = _mm512_dpbf16_ps(sum[r][0], factor, first);
-                    sum[r][1] = _mm512_dpbf16_ps(sum[r][1], factor, second);
-                }
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < COUNT; r++) {
-            _mm512_storeu_ps(tile + (i + r) * row, sum[r][0]);
-            _mm512_storeu_ps(tile + (i + r) * row + TILE_SIDE, sum[r][1]);
-        }
-    }
-}
-#pragma GCC pop_options
-
-static void gemm_pairs(float *output, int64_t output_row, const uint16_t *a, int64_t a_row, int64_t a_column,
-                       const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
-                       bool accumulate, void *workspace)
-{
-    uint16_t *const packed_a = workspace, *const packed_b = packed_a + ROWS * DEPTH;
-    float edge[PANEL * PANEL] __attribute__((aligned(64)));
-    for (int64_t j0 = 0; j0 < n; j0 += COLUMNS) {
-        const int64_t columns = min_i64(COLUMNS, n - j0);
-        for (int64_t p0 = 0; p0 < k; p0 += DEPTH) {
-            const int64_t depth = min_i64(DEPTH, k - p0), steps = (depth + PANEL - 1) / PANEL;
-            const bool add = accumulate || p0 > 0;
-            for (int64_t j = 0; j < columns; j += PANEL)
-                pack_columns(packed_b + j * steps * PANEL, b + p0 * b_row + (j0 + j) * b_column, b_row, b_column,
-                             min_i64(PANEL, columns - j), depth);
-            for (int64_t i0 = 0; i0 < m; i0 += ROWS) {
-                const int64_t rows = min_i64(ROWS, m - i0);
-                /* Full panels of contiguous rows need no packing. */
-                const int64_t in_place = a_column == 1 && depth % PANEL == 0 ? rows / PANEL * PANEL : 0;
-                for (int64_t i = in_place; i < rows; i += PANEL)
-                    pack_rows(packed_a + i * steps * PANEL, a + (i0 + i) * a_row + p0 * a_column, a_row, a_column,
-                              min_i64(PANEL, rows - i), depth);
-                for (int64_t j = 0; j < columns; j += PANEL)
-                    for (int64_t i = 0; i < rows; i += PANEL) {
-                        const int64_t height = min_i64(PANEL, rows - i), width = min_i64(PANEL, columns - j);
-                        float *const target = output + (i0 + i) * output_row + j0 + j;
-                        const struct panel left =
-                            i < in_place ? (struct panel){a + (i0 + i) * a_row + p0, a_row, PANEL, TILE_SIDE * a_row}
-                                         : (struct panel){packed_a + i * steps * PANEL, PANEL, STEP, TILE};
-                        const uint16_t *const right = packed_b + j * steps * PANEL;
-                        if (height == PANEL && width == PANEL) {
-                            micro_kernel(target, output_row, left, right, PANEL, steps, add);
-                            continue;
-                        }
-                        memset(edge, 0, sizeof(edge));
-                        for (int64_t r = 0; r < height && add; r++)
-                            memcpy(edge + r * PANEL, target + r * output_row, (size_t)width * sizeof(float));
-                        micro_kernel(edge, PANEL, left, right, height, steps, add);
-                        for (int64_t r = 0; r < height; r++)
-                            memcpy(target + r * output_row, edge + r * PANEL, (size_t)width * sizeof(float));
-                    }
-            }
-        }
-    }
-}
-#endif
-
 void cuda_ops_gemm_bf16(float *output, int64_t output_row, const uint16_t *a, int64_t a_row, int64_t a_column,
                         const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
                         bool accumulate, void *workspace)
@@ -344,7 +178,7 @@ void cuda_ops_gemm_bf16(float *output, int64_t output_row, const uint16_t *a, in
         clear(output, output_row, m, n);
     if (m == 0 || n == 0 || k == 0)
         return;
-    if (cuda_ops_has_tiles()) {
+    if (cuda_ops_has_tiles(CUDA_OPS_BFLOAT16)) {
         const struct tile_product product = {
             .a = {a, a_row, a_column},
             .b = {b, b_column, b_row},
@@ -356,12 +190,6 @@ void cuda_ops_gemm_bf16(float *output, int64_t output_row, const uint16_t *a, in
         cuda_ops_multiply_tiles(&product, workspace);
         return;
     }
-#ifdef WITH_PAIRS
-    if (cuda_ops_cpu_isa_current() == CUDA_OPS_CPU_AVX512_BF16) {
-        gemm_pairs(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
-        return;
-    }
-#endif
 #if CUDA_OPS_WITH_TARGETS
     const bool has_vectors = cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX2;
     if (has_vectors && m == 1 && b_row == 1 && n >= GEMV_GROUP) {

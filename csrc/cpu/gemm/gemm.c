@@ -6,6 +6,7 @@
 #include "gemm/tiles.h"
 
 #include "common/common.h"
+#include "common/half.h"
 #include "cuda_ops/cpu_isa.h"
 #include "cuda_ops/gemm_cpu.h"
 
@@ -228,9 +229,9 @@ cuda_ops_status cuda_ops_gemm_cpu(void *output, int64_t output_row, const void *
     }
 }
 
-int cuda_ops_gemm_has_tiles_cpu(void)
+int cuda_ops_gemm_has_tiles_cpu(cuda_ops_dtype dtype)
 {
-    return cuda_ops_has_tiles();
+    return is_half(dtype) && cuda_ops_has_tiles(dtype);
 }
 
 int64_t cuda_ops_gemm_tiles_workspace_cpu(void)
@@ -243,8 +244,7 @@ cuda_ops_status cuda_ops_gemm_tiles_cpu(void *output, int64_t output_row, const 
                                         int64_t m, int64_t n, int64_t k, void *workspace, int relu,
                                         cuda_ops_dtype dtype, cuda_ops_dtype output_dtype)
 {
-    const bool halves = dtype == CUDA_OPS_BFLOAT16 || dtype == CUDA_OPS_FLOAT16;
-    if (!halves || (output_dtype != dtype && output_dtype != CUDA_OPS_FLOAT32) || !cuda_ops_has_tiles())
+    if (!cuda_ops_gemm_has_tiles_cpu(dtype) || (output_dtype != dtype && output_dtype != CUDA_OPS_FLOAT32))
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     if (m < 0 || n < 0 || k < 0)
         return CUDA_OPS_INVALID_ARGUMENT;

@@ -1,5 +1,6 @@
 /* What lies in tile registers, made of matrices in memory: for products of halves (tiles.h, conv2d/tiled.c). Included
- * by files that are compiled if CUDA_OPS_WITH_AMX.
+ * by files that are compiled if CUDA_OPS_WITH_AMX. Without AMX, vectors of AVX512-BF16 multiply the same tiles (add_rows),
+ * in the same order.
  *
  * A stream is 16 lines (rows of a, or columns of b) along the depth: for each step of 32 of depth a tile of 1 KB, and
  * behind it, if split, one of the low parts. As a: 16 rows of 32 of depth. As b: 16 rows, each a pair of depth for
@@ -12,6 +13,7 @@
 #include "common/common.h"
 #include "common/half.h"
 #include "common/transpose_16.h"
+#include "cuda_ops/cpu_isa.h"
 
 enum {
     SIDE = 16,         /* lines of a tile */
@@ -41,11 +43,18 @@ struct tile_configuration {
 };
 _Static_assert(sizeof(struct tile_configuration) == 64, "the processor reads 64 bytes");
 
-/* All eight tiles 16 rows of 64 bytes. Not _tile_loadconfig: before GCC 14 it declares a read of eight bytes only, and
+static inline bool has_tile_registers(void)
+{
+    return cuda_ops_cpu_isa_current() == CUDA_OPS_CPU_AMX;
+}
+
+/* All eight tiles 16 rows of 64 bytes; nothing where there are no tile registers. Not _tile_loadconfig: before GCC 14 it declares a read of eight bytes only, and
  * the other stores are dropped. */
 static inline void configure_tiles(struct tile_configuration *before)
 {
     struct tile_configuration ours = {.palette = 1};
+    if (!has_tile_registers())
+        return;
     for (int t = 0; t < 8; t++) {
         ours.row_bytes[t] = 64;
         ours.rows[t] = SIDE;
@@ -57,6 +66,8 @@ static inline void configure_tiles(struct tile_configuration *before)
 /* Released tiles are not saved and restored with every context switch. */
 static inline void release_tiles(const struct tile_configuration *before)
 {
+    if (!has_tile_registers())
+        return;
     if (before->palette)
         __asm__ volatile("ldtilecfg %0" : : "m"(*before));
     else
@@ -304,6 +315,77 @@ CUDA_OPS_INLINE void add_square(const bool lower, const bool right, const bool s
             _tile_loadd(7, b1 + TILE, 64);
     }
     add_four(lower, right);
+}
+
+/* Without tile registers: 16 vectors of sums, which are eight rows of two tiles beside each other, or 16 of one if there
+ * is none to the right. `from` and `to` are where the first of these rows begins in the first tile. */
+enum { VECTORS = 16 };
+
+CUDA_OPS_INLINE int rows_at_once(const bool right)
+{
+    return right ? VECTORS / 2 : VECTORS;
+}
+
+CUDA_OPS_INLINE void begin_rows(const bool right, __m512 *sums, const float *from, bool add)
+{
+#pragma GCC unroll 16
+    for (int n = 0; n < VECTORS; n++)
+        sums[n] =
+            add ? _mm512_loadu_ps(from + (right ? n / 2 * SIDE + n % 2 * SIDE * SIDE : n * SIDE)) : _mm512_setzero_ps();
+}
+
+CUDA_OPS_INLINE void end_rows(const bool right, const __m512 *sums, float *to)
+{
+#pragma GCC unroll 16
+    for (int n = 0; n < VECTORS; n++)
+        _mm512_storeu_ps(to + (right ? n / 2 * SIDE + n % 2 * SIDE * SIDE : n * SIDE), sums[n]);
+}
+
+/* Where nothing is added to, tiles of sums that are not there are zeros, as tile registers leave them. */
+CUDA_OPS_INLINE void clear_others(const bool lower, const bool right, float *sums)
+{
+    enum { BYTES = SIDE * SIDE * (int)sizeof(float) };
+    if (!right)
+        memset(sums + SIDE * SIDE, 0, BYTES);
+    if (!lower)
+        memset(sums + 2 * SIDE * SIDE, 0, BYTES);
+    if (!lower || !right)
+        memset(sums + 3 * SIDE * SIDE, 0, BYTES);
+}
+
+/* A step of rows of a, `pitch` bytes apart, times one column tile or two: pairs of a, broadcast, times vectors of pairs of
+ * b. */
+CUDA_OPS_INLINE void add_pairs(const bool right, __m512 *sums, const uint16_t *a, size_t pitch, const uint16_t *b0,
+                               const uint16_t *b1)
+{
+#pragma GCC unroll 2
+    for (int q = 0; q < SIDE; q++, a += 2, b0 += STEP, b1 += STEP) {
+        const __m512bh first = (__m512bh)_mm512_loadu_si512(b0);
+        const __m512bh second = right ? (__m512bh)_mm512_loadu_si512(b1) : first;
+#pragma GCC unroll 16
+        for (int r = 0; r < rows_at_once(right); r++) {
+            int32_t pair;
+            memcpy(&pair, (const char *)a + (size_t)r * pitch, sizeof(pair));
+            const __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
+            if (right) {
+                sums[2 * r] = _mm512_dpbf16_ps(sums[2 * r], factor, first);
+                sums[2 * r + 1] = _mm512_dpbf16_ps(sums[2 * r + 1], factor, second);
+            } else {
+                sums[r] = _mm512_dpbf16_ps(sums[r], factor, first);
+            }
+        }
+    }
+}
+
+/* add_square's step of these rows, in its order. */
+CUDA_OPS_INLINE void add_rows(const bool right, const bool split, const bool reversed, __m512 *sums, const uint16_t *a,
+                              size_t pitch, int64_t low, const uint16_t *b0, const uint16_t *b1)
+{
+    if (split)
+        add_pairs(right, sums, a + (reversed ? 0 : low), pitch, b0 + (reversed ? TILE : 0), b1 + (reversed ? TILE : 0));
+    add_pairs(right, sums, a, pitch, b0, b1);
+    if (split)
+        add_pairs(right, sums, a + (reversed ? low : 0), pitch, b0 + (reversed ? 0 : TILE), b1 + (reversed ? 0 : TILE));
 }
 
 #pragma GCC pop_options

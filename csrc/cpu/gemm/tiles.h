@@ -1,4 +1,4 @@
-/* Matrix multiplication of halves by AMX's tile registers, on one core. For callers that have asked
+/* Matrix multiplication of halves by AMX's tile registers, or bfloat16's by vectors of AVX512-BF16, on one core. For callers that have asked
  * cuda_ops_has_tiles(): elsewhere halves go by gemm/single_thread.h.
  *
  *   output[i][j] = round(sum over p of a[i][p] * b[p][j] + bias[j])
@@ -43,7 +43,8 @@ struct tile_product {
     bool split;           /* high and low parts: always of float16, never of bfloat16 */
 };
 
-bool cuda_ops_has_tiles(void);
+/* For operands of this dtype. */
+bool cuda_ops_has_tiles(cuda_ops_dtype dtype);
 
 /* workspace: so many bytes, aligned to 64, for this call alone. */
 int64_t cuda_ops_tiles_workspace(void);

@@ -116,7 +116,7 @@ typedef struct cuda_ops_attention {
     cuda_ops_philox_state philox;
     cuda_ops_attention_sequences sequences;
     /* The CPU with dtype float32: the half that query, key, value and grad_output were widened from, or float32.
-     * Operands of the products are rounded to it (of float16 to sixteen digits) where the processor has AMX. */
+     * Operands of the products are rounded to it (of float16 to sixteen digits) where the processor has AMX, or for bfloat16 AVX512-BF16. */
     cuda_ops_dtype products;
 } cuda_ops_attention;
 

@@ -1,8 +1,8 @@
 /* attention of float16 and bfloat16 on the CPU without copies of float32: by the products of AMX's tile registers,
- * which keep their sums in float32. attention.h is the contract; these take the calls of which
+ * or bfloat16 by those of AVX512-BF16, which keep their sums in float32. attention.h is the contract; these take the calls of which
  * cuda_ops_attention_takes_halves_cpu says so, and all others go by its CPU functions in float32.
  *
- * Taken are halves of a processor with AMX, without mask, softcap, ALiBi, dropout and pages, with a scale above 0;
+ * Taken are halves of a processor with AMX, or bfloat16 with AVX512-BF16, without mask, softcap, ALiBi, dropout and pages, with a scale above 0;
  * causal and windowed calls, grouped heads and packed sequences among them. Backward: bfloat16 alone.
  */
 #ifndef CUDA_OPS_ATTENTION_HALVES_CPU_H

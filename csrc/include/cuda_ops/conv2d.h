@@ -80,7 +80,7 @@ typedef struct cuda_ops_conv2d_plan {
     size_t workspace_bytes; /* for each range that runs at the same time; a multiple of 64 */
 } cuda_ops_conv2d_plan;
 
-/* Halves: where the processor has AMX, if the sizes suit its tiles; else CUDA_OPS_UNSUPPORTED_DTYPE. */
+/* Halves: where the processor has AMX, bfloat16 also with AVX512-BF16, if the sizes suit its tiles; else CUDA_OPS_UNSUPPORTED_DTYPE. */
 cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_conv2d_pass pass,
                                          const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype);
 

@@ -11,7 +11,7 @@
  * One core: callers cut the rows or the columns of output for their threads. float32 and float64 are summed in the same
  * order wherever the cuts are and whatever the sizes, so that a row has the same bits alone as among others.
  *
- * bfloat16 by the set in use (cpu_isa.h): amx's tiles; avx512_bf16's products of pairs; else widened to float32. The
+ * bfloat16 by the set in use (cpu_isa.h): amx's tiles; the same by avx512_bf16's products of pairs; else widened to float32. The
  * first two take subnormal numbers for zero.
  */
 #ifndef CUDA_OPS_GEMM_CPU_H
@@ -30,12 +30,12 @@ cuda_ops_status cuda_ops_gemm_cpu(void *output, int64_t output_row, const void *
                                   int accumulate, void *workspace, cuda_ops_dtype dtype);
 
 /* output = round(a b + bias), of float16 or bfloat16, where cuda_ops_gemm_has_tiles_cpu() is not 0: where the set in use is
- * amx. Sums are float32. bfloat16 by the processor's products; a float16 as a sum of two bfloat16, of whose four products
+ * amx, or avx512_bf16 and dtype is bfloat16. Sums are float32. bfloat16 by the processor's products; a float16 as a sum of two bfloat16, of whose four products
  * the least, at most 2^-18 of the whole, is left out.
  * relu: not 0: of the sums with their bias, before they are rounded.
  * bias: NULL, or a number for each column, of output_dtype, which is dtype or float32. k = 0 gives the bias, or zeros.
  * workspace: cuda_ops_gemm_tiles_workspace_cpu bytes. The order of summation depends on k alone. */
-int cuda_ops_gemm_has_tiles_cpu(void);
+int cuda_ops_gemm_has_tiles_cpu(cuda_ops_dtype dtype);
 
 int64_t cuda_ops_gemm_tiles_workspace_cpu(void);
 

@@ -26,7 +26,8 @@
 extern "C" {
 #endif
 
-/* Elements [begin, end), so that the caller spreads ranges over threads; all of one dtype. */
+/* Elements [begin, end), so that the caller spreads ranges over threads; all of one dtype, but in bfloat16 weight and
+ * row_scale of float32. */
 cuda_ops_status cuda_ops_layer_scale_add_forward_cpu(void *sum, const void *input, const void *residual,
                                                      const void *weight, const void *row_scale, int64_t cols,
                                                      int64_t channels, int64_t image_rows, int64_t begin, int64_t end,

@@ -29,7 +29,7 @@ typedef enum cuda_ops_channel_gate {
 
 /* Units that the caller spreads over threads, the same in both directions: some channels of an image each. */
 int64_t cuda_ops_scale_channels_units_cpu(int64_t outer, int64_t inner);
-/* Units [begin, end). */
+/* Units [begin, end). In bfloat16 scale and grad_scale are of float32. */
 cuda_ops_status cuda_ops_scale_channels_forward_cpu(void *output, const void *input, const void *scale, int64_t count,
                                                     int64_t inner, cuda_ops_channel_gate gate, int64_t begin,
                                                     int64_t end, cuda_ops_dtype dtype);
