@@ -10,7 +10,7 @@ __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t row)
 {
     uint32_t column = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(column) : "r"(row));
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(column) : "r"(row));
 #else
     (void)row;
 #endif
