@@ -436,20 +436,23 @@ def _attention(ask, a):
         query, key, value, mask, _ = _in_four_dimensions(op, query, key, value, mask, a.get("enable_gqa", False))
     sizes = [*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], value.shape[3]]
     strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
-    kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
-    options = _attention_options(a, query.shape[3], kind)
+    masked = []
+    if mask is not None:
+        kind = 1 if mask.dtype == torch.bool else 3 if _dtype(mask) == torch.float32 else 2
+        masked = [kind, *mask.expand(*query.shape[:3], key.shape[2]).stride()]
+    options = _attention_options(a, query.shape[3], masked)
     for name, backward in (("forward", False), ("gradients", True)):
-        with_mask = backward and kind == 2 and mask.requires_grad
+        with_mask = backward and mask is not None and mask.requires_grad
         yield ask(name, "attention_paths", backward, with_mask, _dtype(query), sizes, strides, *options, 0)
 
 
-def _attention_options(a, head_dim, mask_kind=0):
-    """Scale, window, softcap, the kind of a mask, whether there are slopes, and dropout."""
+def _attention_options(a, head_dim, mask=()):
+    """Scale, window, softcap, the kind and strides of a mask, whether there are slopes, and dropout."""
     left, right = a.get("window", (-1, -1))
     scale = a.get("scale") if a.get("scale") is not None else 1.0 / math.sqrt(max(head_dim, 1))
     window = [left, 0 if a.get("is_causal", a.get("causal", False)) else right]
     slopes = a.get("alibi_slopes") is not None
-    return scale, window, a.get("softcap", 0.0), mask_kind, slopes, a.get("dropout_p", 0.0)
+    return scale, window, a.get("softcap", 0.0), list(mask), slopes, a.get("dropout_p", 0.0)
 
 
 def _attention_varlen(ask, a):

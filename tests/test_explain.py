@@ -284,10 +284,13 @@ def test_what_attention_takes():
     assert set(chosen(attention, *[meta(2, 4, 65, 128)] * 3, capability="8.6").values()) == {"simt"}
     assert set(chosen(attention, *[meta(2, 4, 64, 60, **half)] * 3, capability="8.0").values()) == {"simt"}
     mask = meta(64, 64, **half).requires_grad_()
-    assert chosen(attention, *rows, mask, capability="8.0") == {"forward": "mma", "gradients": "simt"}
-    # Hopper's tiles take boolean masks, and add none.
-    assert set(chosen(attention, *rows, meta(64, 64, dtype=torch.bool), capability="9.0").values()) == {"sm90"}
-    assert set(chosen(attention, *rows, meta(64, 64, **half), capability="9.0").values()) == {"mma"}
+    assert set(chosen(attention, *rows, mask, capability="8.0").values()) == {"mma"}
+    # Hopper's tiles take boolean masks, and add those whose pairs of keys are aligned.
+    for dtype in (torch.bool, torch.bfloat16, torch.float32):
+        assert set(chosen(attention, *rows, meta(64, 64, dtype=dtype), capability="9.0").values()) == {"sm90"}
+    assert set(chosen(attention, *rows, mask, capability="9.0").values()) == {"sm90"}
+    for unaligned in (meta(64, 64, **half).mT, meta(64, 65, **half)[:, :64], meta(64, 1, **half)):
+        assert set(chosen(attention, *rows, unaligned, capability="9.0").values()) == {"mma"}
     packed = meta(2, 64, 3, 4, 64, **half).permute(2, 0, 3, 1, 4).unbind()
     assert set(chosen(F.flash_attention, *packed, softcap=30.0, capability="8.0").values()) == {"mma"}
     # Backward has four tiles of 64 rows of 256 elements, of which such a GPU has room for three.

@@ -251,18 +251,21 @@ static PathRows masked_softmax_paths(at::ScalarType type, int64_t rows, int64_t 
 }
 
 // sizes: batch, heads, key_heads, queries, keys, head_dim, value_dim; strides: of batch, head and row of query, key and
-// value, those of the results being dense; window: left and right, -1 without a bound; mask: 0 none, 1 bool, 2 additive;
-// sequences: 0 all of the same lengths, 1 packed, whose rows of query and key are two more sizes, 2 those of a cache.
+// value, those of the results being dense; window: left and right, -1 without a bound; mask: empty, or 1 for bool, 2 for
+// additive and of the dtype, 3 for additive and of float32, and strides of batch, head, row and column; sequences: 0 all
+// of the same lengths, 1 packed, whose rows of query and key are two more sizes, 2 those of a cache.
 static PathRows attention_paths(bool backward, bool with_grad_mask, at::ScalarType type, at::IntArrayRef sizes,
                                 at::IntArrayRef strides, double scale, at::IntArrayRef window, double softcap,
-                                int64_t mask, bool alibi, double dropout, int64_t sequences, at::IntArrayRef device)
+                                at::IntArrayRef mask, bool alibi, double dropout, int64_t sequences,
+                                at::IntArrayRef device)
 {
     const char *const op = "attention_paths";
-    TORCH_CHECK(sizes.size() == (sequences == 1 ? 9 : 7) && strides.size() == 9 && window.size() == 2 && 0 <= mask &&
-                    mask < 3 && 0 <= sequences && sequences < 3,
+    TORCH_CHECK(sizes.size() == (sequences == 1 ? 9 : 7) && strides.size() == 9 && window.size() == 2 &&
+                    (mask.empty() || (mask.size() == 5 && 1 <= mask[0] && mask[0] <= 3)) && 0 <= sequences &&
+                    sequences < 3,
                 op,
-                ": expected 7 sizes, or 9 of packed sequences, 9 strides, 2 numbers of a window, and mask and "
-                "sequences to be 0 to 2");
+                ": expected 7 sizes, or 9 of packed sequences, 9 strides, 2 numbers of a window, mask to be empty or 1 "
+                "to 3 and 4 strides, and sequences to be 0 to 2");
     check_path_sizes(op, {sizes[0], sizes[1], sizes[3], sizes[4], std::max(sizes[5], sizes[6])});
     check_path_sizes(op, sizes.slice(5, 2));
     for (const int64_t rows : sizes.slice(7))
@@ -285,7 +288,11 @@ static PathRows attention_paths(bool backward, bool with_grad_mask, at::ScalarTy
                 window);
     p.window_left = window[0] < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : window[0];
     p.window_right = window[1] < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : window[1];
-    p.mask_kind = static_cast<cuda_ops_attention_mask_kind>(mask);
+    if (!mask.empty()) {
+        p.mask_kind = mask[0] == 1 ? CUDA_OPS_ATTENTION_MASK_BOOLEAN : CUDA_OPS_ATTENTION_MASK_ADDITIVE;
+        p.mask_dtype = mask[0] == 2 ? path_dtype(type) : CUDA_OPS_FLOAT32;
+        p.mask_batch = mask[1], p.mask_head = mask[2], p.mask_row = mask[3], p.mask_column = mask[4];
+    }
     static const float slope = 0;
     p.alibi_slopes = alibi ? &slope : nullptr;
     static const int32_t length = 0;
@@ -371,7 +378,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("masked_softmax_paths(ScalarType dtype, int rows, int cols, int[] device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::masked_softmax_paths);
     library.def("attention_paths(bool backward, bool with_grad_mask, ScalarType dtype, int[] sizes, int[] strides, "
-                "float scale, int[] window, float softcap, int mask, bool alibi, float dropout, int sequences, int[] "
+                "float scale, int[] window, float softcap, int[] mask, bool alibi, float dropout, int sequences, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::attention_paths);
     library.def("cross_entropy_paths(ScalarType dtype, int outer, int classes, int inner, int reduction, int[] "

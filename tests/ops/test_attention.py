@@ -493,7 +493,7 @@ def values_and_gradients(function, tensors, wanted, grads):
 
 
 def check_lowest_numbers(device, dtype, mask_dtype, lowest, queries, keys, with_mask=(False, True), **sizes):
-    """with_mask: whether there is a gradient of the mask's; other kernels take such a call."""
+    """with_mask: whether there is a gradient of the mask's; not all kernels take such a call."""
     tensors = [t.detach() for t in operands(device, dtype, queries, keys, **sizes)]
     mask = mask_of_lowest_numbers(queries, keys, lowest).to(device, mask_dtype)
     shape = tensors[0].shape[:3]
@@ -524,15 +524,17 @@ def test_masks_of_the_lowest_number(device_dtype, lengths, lowest):
 @pytest.mark.parametrize(
     ("dtype", "path"),
     [
-        *((dtype, path) for dtype in (torch.float16, torch.bfloat16) for path in ("mma", "simt")),
+        *((dtype, path) for dtype in (torch.float16, torch.bfloat16) for path in ("sm90", "mma", "simt")),
         *((torch.float32, path) for path in ("mma_3xtf32", "float32", "simt")),
     ],
     ids=str,
 )
 def test_masks_of_the_lowest_number_on_paths(force, dtype, path):
+    if path == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("of Hopper alone")
     force(path)
-    sizes = {"key_heads": 2, "with_mask": (False, True) if path == "simt" else (False,)}
-    for head_dim in {"mma_3xtf32": (64,), "float32": (64, 128)}.get(path, (64, 128, 256)):
+    sizes = {"key_heads": 2, "with_mask": (False, True) if dtype != torch.float32 or path == "simt" else (False,)}
+    for head_dim in {"mma_3xtf32": (64,), "float32": (64, 128), "sm90": (64, 128)}.get(path, (64, 128, 256)):
         for lowest in LOWEST:
             check_lowest_numbers("cuda", dtype, torch.float32, lowest, 131, 200, head_dim=head_dim, **sizes)
 
@@ -814,8 +816,10 @@ def test_dropped_weights_are_independent(device):
 
 def check_dropout(device, dtype, queries, keys, window=(-1, 0), p=0.3, mask=None, **sizes):
     """Forward and backward drop the weights that attention_dropout_factors says, and repeat bit by bit. mask: a boolean
-    one, or none; with p = 0 it is this alone that is compared."""
+    one, one that is added, which has a gradient if it requires one, or none; with p = 0 it is this alone that is
+    compared."""
     tensors = operands(device, dtype, queries, keys, **sizes)
+    inputs = [*tensors, mask] if mask is not None and mask.requires_grad else tensors
     group = tensors[0].shape[1] // tensors[1].shape[1]
     forward = torch.ops.cuda_ops.attention_forward
     options = 0.125, keys - queries, *window, 0.0, p
@@ -825,22 +829,23 @@ def check_dropout(device, dtype, queries, keys, window=(-1, 0), p=0.3, mask=None
     left, right = (10**6 if size < 0 else size for size in window)
     behind = torch.arange(keys, device=device) - torch.arange(queries, device=device)[:, None] - (keys - queries)
     hidden = (behind > right) | (behind < -left)
-    if mask is not None:
+    is_added = mask is not None and mask.is_floating_point()
+    if mask is not None and not is_added:
         hidden = hidden | ~mask
 
-    def dropped(query, key, value):
+    def dropped(query, key, value, added):
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        scores = (0.125 * (query @ key.mT)).masked_fill(hidden, -math.inf)
-        empty = hidden.all(-1, keepdim=True)
+        scores = (0.125 * (query @ key.mT) + added).masked_fill(hidden, -math.inf)
+        empty = (scores == -math.inf).all(-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
         return weights * factors.to(query.dtype) @ value
 
     grad = torch.randn(output.shape).to(device, dtype)
-    found = [output.detach(), *torch.autograd.grad(output, tensors, grad)]
+    found = [output.detach(), *torch.autograd.grad(output, inputs, grad)]
     for other in (torch.float64, dtype):
-        copies = [t.detach().to(other).requires_grad_() for t in tensors]
-        value = dropped(*copies)
-        gradients = torch.autograd.grad(value, copies, grad.to(other))
+        copies = [t.detach().to(other).requires_grad_() for t in (*tensors, *([mask] if is_added else []))]
+        value = dropped(*copies[:3], copies[3] if is_added else 0)
+        gradients = torch.autograd.grad(value, copies[: len(inputs)], grad.to(other))
         if other == torch.float64:
             exact = [value.detach(), *gradients]
         same = [value.detach(), *gradients]
@@ -850,7 +855,7 @@ def check_dropout(device, dtype, queries, keys, window=(-1, 0), p=0.3, mask=None
     torch.manual_seed(11)
     output, _, again = forward(*tensors, mask, None, *options)
     assert device == "cpu" or not p or torch.equal(state, again)
-    repeated = [output.detach(), *torch.autograd.grad(output, tensors, grad)]
+    repeated = [output.detach(), *torch.autograd.grad(output, inputs, grad)]
     assert all(torch.equal(a, b) for a, b in zip(found, repeated, strict=True))
 
 
@@ -942,6 +947,103 @@ def test_boolean_masks_of_paths(force, dtype, head_dim, path):
             ((700, 1100), (-1, -1), 0.0),  # long ones
         ]:
             check_dropout("cuda", dtype, *lengths, window, p, boolean_mask(kind, *lengths).to("cuda"), **sizes)
+
+
+# Shapes of masks that are added, by (queries, keys), and how they lie in memory. Hopper's kernels take even numbers of
+# keys that are neighbours, of which two are aligned: not the last two layouts.
+ADDED = {
+    "of one row": lambda queries, keys: (1, 1, 1, keys),
+    "of keys": lambda queries, keys: (2, 1, 1, keys),
+    "of heads": lambda queries, keys: (1, 4, queries, keys),
+    "of batches": lambda queries, keys: (2, 1, queries, keys),
+    "of everything": lambda queries, keys: (2, 4, queries, keys),
+}
+LAYOUTS = {
+    "dense": lambda mask: mask,
+    "expanded": lambda mask: mask[:1].expand(2, *mask.shape[1:]),
+    "of wider rows": lambda mask: torch.nn.functional.pad(mask, (2, 4))[..., 2:-4],
+    "transposed": lambda mask: mask.mT.contiguous().mT,
+    "of every other key": lambda mask: torch.stack([mask, mask], -1).flatten(-2)[..., ::2],
+}
+
+
+def added_mask(shape, layout, queries, keys, device, dtype):
+    """Rows see no key at all, none of the first or of the last blocks, or one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(queries)
+        mask = torch.randn(ADDED[shape](queries, keys))
+        mask[torch.rand(mask.shape) < 0.1] = -math.inf
+    if mask.shape[-2] > 4:
+        mask[..., 1, :] = -math.inf
+        mask[..., 2, : keys // 2] = mask[..., 3, keys // 3 :] = -math.inf
+        mask[..., 4, :-1] = -math.inf
+    return LAYOUTS[layout](mask.to(device, dtype)).detach().requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [*((shape, "dense") for shape in ADDED), *(("of everything", layout) for layout in LAYOUTS if layout != "dense")],
+)
+def test_added_masks(device_dtype, shape, layout):
+    device, dtype = device_dtype
+    for window, p, keys in [((-1, -1), 0.0, 204), ((30, 5), 0.2, 203)]:
+        for mask_dtype in {dtype, torch.float32 if dtype.itemsize < 8 else dtype}:
+            mask = added_mask(shape, layout, 113, keys, device, mask_dtype)
+            check_dropout(device, dtype, 113, keys, window, p, mask, key_heads=2)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("path", ["sm90", "mma", "simt"])
+@pytest.mark.parametrize("head_dim", [64, 96])
+def test_added_masks_of_paths(force, dtype, head_dim, path):
+    if path == "sm90" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("of Hopper alone")
+    force(path)
+    sizes = {"head_dim": head_dim, "value_dim": head_dim, "key_heads": 2}
+    for shape, layout, mask_dtype in [
+        ("of heads", "dense", dtype),
+        ("of heads", "expanded", torch.float32),
+        ("of everything", "dense", torch.float32),
+        ("of everything", "of wider rows", dtype),
+        ("of batches", "of wider rows", torch.float32),
+        ("of keys", "dense", dtype),
+        ("of one row", "dense", torch.float32),
+    ]:
+        for lengths, window, p in [
+            ((128, 128), (-1, -1), 0.1),  # short tiles
+            ((257, 332), (-1, 0), 0.0),
+            ((300, 46), (70, 9), 0.1),
+            ((1, 600), (-1, -1), 0.0),
+            ((700, 1100), (-1, -1), 0.0),  # long ones
+            *([] if path == "sm90" else [((130, 331), (-1, -1), 0.1)]),
+        ]:
+            mask = added_mask(shape, layout, *lengths, "cuda", mask_dtype)
+            check_dropout("cuda", dtype, *lengths, window, p, mask, **sizes)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.2])
+@pytest.mark.parametrize("length", [78, 128])
+def test_added_masks_of_many_heads(dtype, p, length):
+    """As many as there are multiprocessors: short rows have tiles of their own then."""
+    batch, heads = 37, 6
+    tensors = [torch.randn(batch, heads, length, 64, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3)]
+    mask = torch.randn(batch, heads, length, length, device="cuda").to(dtype)
+    mask[:, :, 5], mask[:, 2, 6] = -math.inf, torch.finfo(dtype).min
+    inputs = [*tensors, mask.requires_grad_()]
+    output, _, state = torch.ops.cuda_ops.attention_forward(*inputs, None, 0.125, 0, -1, -1, 0.0, p)
+    copies = [t.detach().double().requires_grad_() for t in inputs]
+    scores = 0.125 * copies[0] @ copies[1].mT + copies[3]
+    empty = (scores == -math.inf).all(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
+    weights = weights * (dropout_factors(state, p, (batch, heads, length, length)) if p else 1.0)
+    expected, grad = weights @ copies[2], torch.randn_like(output)
+    found = [output.detach(), *torch.autograd.grad(output, inputs, grad)]
+    exact = [expected.detach(), *torch.autograd.grad(expected, copies, grad.double())]
+    for a, e in zip(found, exact, strict=True):
+        assert (a - e).norm() <= (1e-2 if dtype == torch.bfloat16 else 2e-3) * e.norm()
 
 
 @pytest.mark.cuda

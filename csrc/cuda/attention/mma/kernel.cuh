@@ -21,7 +21,10 @@ struct MmaAttention {
     const void *query, *key, *value, *grad_output;
     const float *logsumexp, *delta;
     float *remainder; // of logsumexp (paths.h); NULL: 0
+    int *large;       // of each tile: whether there is one (remainder.h); NULL: nobody asks
     void *result, *second_result;
+    void *grad_mask;        // [batch][heads][queries][keys], NULL: not wanted
+    bool grad_mask_vectors; // eight keys of it, from a multiple of eight on, are an aligned vector
     float *logsumexp_result;
     DropoutWork dropout;
     int64_t tiles; // of a head
@@ -92,6 +95,22 @@ template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high)
 {
     return is_bfloat16<T> ? cvt_rn_bf16x2_f32(high, low) : cvt_rn_f16x2_f32(high, low);
+}
+// Of lanes 4 g to 4 g + 3: the t-th one's words become the t-th words of all four.
+__device__ __forceinline__ void transpose_of_four_lanes(uint32_t (&words)[4])
+{
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+        const bool upper = threadIdx.x & step;
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            if (!(n & step)) {
+                uint32_t &low = words[n], &high = words[n | step];
+                const uint32_t other = __shfl_xor_sync(FULL_WARP, upper ? low : high, step);
+                low = upper ? other : low;
+                high = upper ? high : other;
+            }
+    }
 }
 // What a product left in two instructions' results, as the left operand of 16 summed elements.
 template <typename T>
@@ -398,13 +417,60 @@ __device__ __forceinline__ void gradient_of_masked_score(float &weight, float &g
     weight = seen ? ex2_approx_ftz((weight - logsumexp - rest) * LOG2_E) : 0.0f;
     gradient = seen ? weight * (gradient - delta) : 0.0f;
 }
-__device__ __forceinline__ void gradient_of_general_score(float &weight, float &gradient, float logsumexp, float delta,
-                                                          const AttentionScores<float> &scores, const float *remainder,
-                                                          int64_t i, int64_t j)
+// Returns the cap's derivative, which is not in the gradient yet.
+__device__ __forceinline__ float gradient_of_general_score(float &weight, float &gradient, float logsumexp, float delta,
+                                                           const AttentionScores<float> &scores, const float *remainder,
+                                                           int64_t i, int64_t j)
 {
     const GeneralWeight w = general_weight(scores, remainder, weight, logsumexp, i, j);
     weight = w.weight;
-    gradient = w.seen ? weight * (gradient - delta) * w.cap : 0.0f;
+    gradient = w.seen ? weight * (gradient - delta) : 0.0f;
+    return w.cap;
+}
+
+// dS of a warp's 16 queries from `first` on and 64 keys from j on, a multiple of 16. to: row 0 of the head's.
+template <typename T>
+__device__ __forceinline__ void store_grad_mask(T *to, const float (&gradients)[8][4], int64_t first, int64_t queries,
+                                                int64_t j, int64_t keys, bool vectors)
+{
+    const int lane = threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t row = first + g + 8 * half;
+        T *const line = to + row * keys;
+        if (vectors) {
+            // The four lanes of a row have a pair each of eight vectors: they trade them for two vectors a lane.
+#pragma unroll
+            for (int four = 0; four < 8; four += 4) {
+                uint32_t words[4];
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+                    words[n] = pack<T>(gradients[four + n][2 * half], gradients[four + n][2 * half + 1]);
+                transpose_of_four_lanes(words);
+                const int64_t column = j + 8 * (four + t);
+                if (row < queries && column < keys)
+                    *reinterpret_cast<uint4 *>(line + column) = make_uint4(words[0], words[1], words[2], words[3]);
+            }
+        } else if (row < queries) {
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int64_t column = j + 8 * n + 2 * t + e;
+                    if (column < keys)
+                        line[column] = store_from_accumulate<T>(gradients[n][2 * half + e]);
+                }
+        }
+    }
+}
+
+// 0 at keys [begin, end) of these rows.
+template <typename T>
+__device__ __forceinline__ void clear_grad_mask(T *rows, int64_t count, int64_t begin, int64_t end, int64_t keys)
+{
+    for (int64_t row = threadIdx.x / WARP_SIZE; row < count; row += WARPS)
+        for (int64_t j = begin + threadIdx.x % WARP_SIZE; j < end; j += WARP_SIZE)
+            rows[row * keys + j] = store_from_accumulate<T>(0.0f);
 }
 
 #endif
@@ -430,7 +496,10 @@ __global__ void __launch_bounds__(THREADS) attention_mma_remainder_kernel(const 
         logsumexp[half] = i < s.queries ? work.logsumexp[scores.first_row + i] : 0.0f;
         large[half] = is_large_logsumexp(logsumexp[half]);
     }
-    if (__syncthreads_or(large[0] || large[1])) {
+    const bool any_large = __syncthreads_or(large[0] || large[1]);
+    if (work.large && threadIdx.x == 0)
+        work.large[blockIdx.x] = any_large;
+    if (any_large) {
         const uint32_t q = shared_address(shared), k = q + TILE * HEAD * 2;
         const int head_dim = (int)p.head_dim;
         const int64_t last_query = (first + TILE < s.queries ? first + TILE : s.queries) - 1;
@@ -466,7 +535,7 @@ __global__ void __launch_bounds__(THREADS) attention_mma_remainder_kernel(const 
 #endif
 }
 
-// By queries: dS = P (grad_output value^T - delta), grad_query = scale * dS key.
+// By queries: dS = P (grad_output value^T - delta), which is the mask's gradient, and grad_query = scale * dS key.
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const __grid_constant__ MmaAttention work)
 {
@@ -492,6 +561,7 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
     const int my_row = 16 * warp;
     const float to_log2 = (float)p.scale * LOG2_E;
     const AttentionScores<float> scores(p, batch, head);
+    T *const grad_mask = work.grad_mask ? (T *)work.grad_mask + head_index * p.queries * p.keys : nullptr;
 
     const auto load = [&](int64_t j, int stage) {
         const uint32_t k = ring + stage * 2 * BYTES;
@@ -548,10 +618,16 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
 #pragma unroll
                 for (int n = 0; n < 8; n++)
 #pragma unroll
-                    for (int e = 0; e < 2; e++)
-                        gradient_of_general_score(weights[0][n][2 * half + e], gradients[0][n][2 * half + e],
-                                                  logsumexp[half], delta[half], scores, work.remainder, i,
-                                                  j + 8 * n + 2 * t + e);
+                    for (int e = 0; e < 2; e++) {
+                        float &gradient = gradients[0][n][2 * half + e];
+                        const int64_t column = j + 8 * n + 2 * t + e;
+                        const float cap =
+                            gradient_of_general_score(weights[0][n][2 * half + e], gradient, logsumexp[half],
+                                                      delta[half], scores, work.remainder, i, column);
+                        if (grad_mask && i < s.queries && column < s.keys)
+                            grad_mask[i * s.keys + column] = store_from_accumulate<T>(gradient);
+                        gradient *= cap;
+                    }
             else if (work.masked)
 #pragma unroll
                 for (int n = 0; n < 8; n++)
@@ -568,12 +644,21 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
                         gradient_of_score(weights[0][n][2 * half + e], gradients[0][n][2 * half + e], logsumexp[half],
                                           delta[half], to_log2, seen[half].has(8 * n + 2 * t + e));
         }
+        if (grad_mask && !work.general)
+            store_grad_mask(grad_mask, gradients[0], first + my_row, s.queries, j, s.keys, work.grad_mask_vectors);
         multiply_weights<T, HEAD, HEAD>(sum, gradients, k, 0);
         if (S::STAGES == 1) {
             __syncthreads();
             if (j + TILE < end)
                 load(j + TILE, 0);
         }
+    }
+    if (grad_mask) { // of keys that no query of these sees
+        T *const rows = grad_mask + first * s.keys;
+        const int64_t count = queries < TILE ? queries : TILE,
+                      stop = begin < end ? begin + ceil_div(end - begin, TILE) * TILE : 0;
+        clear_grad_mask(rows, count, 0, begin < end ? begin : 0, s.keys);
+        clear_grad_mask(rows, count, stop, s.keys, s.keys);
     }
     const float factors[1][2] = {{(float)p.scale, (float)p.scale}};
     store_rows<T, HEAD, HEAD>(
@@ -683,8 +768,9 @@ __global__ void __launch_bounds__(THREADS)
                 for (int half = 0; half < 2; half++) {
                     float &weight = weights[0][n][2 * half + e], &gradient = gradients[0][n][2 * half + e];
                     if (work.general)
-                        gradient_of_general_score(weight, gradient, logsumexp, delta, scores, work.remainder,
-                                                  i + column, first + my_row + g + 8 * half);
+                        gradient *=
+                            gradient_of_general_score(weight, gradient, logsumexp, delta, scores, work.remainder,
+                                                      i + column, first + my_row + g + 8 * half);
                     else if (work.masked)
                         gradient_of_masked_score(weight, gradient, logsumexp, rest, delta,
                                                  seen[half].has(column) && i + column < s.queries);

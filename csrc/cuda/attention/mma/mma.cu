@@ -5,10 +5,12 @@
 // the second product. Rows are padded to 64, 128 or 256 elements, but products stop at the row's length.
 // Backward is delta, then a kernel by queries and one by keys, both of which compute the scores again: two products
 // more than needed, but nothing is added up between blocks, and results repeat bit by bit. Where a mask is added, one
-// before finds what of logsumexp a float does not hold.
+// before finds what of logsumexp a float does not hold, and the kernel by queries stores dS if its gradient is wanted.
 // Bound by shared memory: a warp reads an operand's tile for 16 or 32 rows.
 #include "attention/mma/kernel.cuh"
+#include "attention/mma/remainder.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 
 // 64, 128 or 256; 0: longer.
@@ -57,8 +59,6 @@ Answer attention_mma_supports(const AttentionCall &call, const Device &device)
         return no("a tensor's rows are not whole 16-byte vectors that are aligned");
     if (!(p.scale > 0))
         return no("the scale is not positive");
-    if (call.with_grad_mask)
-        return no("does not make the gradient of a mask");
     if (shared_bytes(call) > device.shared_bytes)
         return no("the device has too little shared memory for rows of this length");
     return has_too_many_blocks(p) ? no("more blocks than a launch may have") : YES;
@@ -70,10 +70,9 @@ int64_t attention_mma_workspace(const AttentionCall &call, const Device &)
     return call.backward ? attention_rows(p) * 4 * (attention_has_remainder(p) ? 2 : 1) : 0;
 }
 
-cuda_ops_status attention_mma(const AttentionCall &call, const Device &)
+static MmaAttention work_of(const AttentionCall &call)
 {
     const cuda_ops_attention &p = call.problem;
-    const int head = padded_head(p);
     MmaAttention work = {};
     work.p = p;
     work.query = call.query, work.key = call.key, work.value = call.value;
@@ -82,23 +81,43 @@ cuda_ops_status attention_mma(const AttentionCall &call, const Device &)
     work.drops = p.dropout > 0;
     work.dropout = dropout_work_of(p, call.state);
     work.chunks = 1;
+    work.grad_output = call.grad_output, work.logsumexp = (const float *)call.logsumexp;
+    return work;
+}
+
+cuda_ops_status attention_mma_remainder(float *remainder, int *large, const AttentionCall &call)
+{
+    const cuda_ops_attention &p = call.problem;
+    const auto launch = call.dtype == CUDA_OPS_BFLOAT16 ? attention_mma_bfloat16 : attention_mma_float16;
+    MmaAttention work = work_of(call);
+    work.tiles = ceil_div(p.queries, TILE);
+    work.remainder = remainder, work.large = large;
+    return launch(ATTENTION_REMAINDER, padded_head(p), work, p.batch * p.heads * work.tiles, call.stream);
+}
+
+cuda_ops_status attention_mma(const AttentionCall &call, const Device &)
+{
+    const cuda_ops_attention &p = call.problem;
+    const int head = padded_head(p);
+    MmaAttention work = work_of(call);
     const auto launch = call.dtype == CUDA_OPS_BFLOAT16 ? attention_mma_bfloat16 : attention_mma_float16;
     if (!call.backward) {
         work.result = call.output, work.logsumexp_result = (float *)call.logsumexp;
         work.tiles = ceil_div(p.queries, forward_rows(head));
         return launch(ATTENTION_FORWARD, head, work, p.batch * p.heads * work.tiles, call.stream);
     }
-    work.grad_output = call.grad_output, work.logsumexp = (const float *)call.logsumexp;
     work.delta = (const float *)call.workspace;
     cuda_ops_status status = attention_delta(call.workspace, call);
     work.tiles = ceil_div(p.queries, TILE);
     if (status == CUDA_OPS_SUCCESS && attention_has_remainder(p)) {
         work.remainder = (float *)call.workspace + attention_rows(p);
-        status = launch(ATTENTION_REMAINDER, head, work, p.batch * p.heads * work.tiles, call.stream);
+        status = attention_mma_remainder(work.remainder, nullptr, call);
     }
     if (status != CUDA_OPS_SUCCESS)
         return status;
     work.result = call.grad_query;
+    work.grad_mask = call.grad_mask;
+    work.grad_mask_vectors = p.keys % 8 == 0 && is_aligned_16(call.grad_mask);
     status = launch(ATTENTION_GRAD_QUERY, head, work, p.batch * p.heads * work.tiles, call.stream);
     if (status != CUDA_OPS_SUCCESS || p.keys == 0)
         return status;

@@ -4,6 +4,8 @@
 #define CUDA_OPS_ATTENTION_SM90_BACKWARD_CUH
 
 #include "attention/dropout.cuh"
+#include "attention/mma/remainder.h"
+#include "attention/sm90/added_mask.h"
 #include "attention/sm90/band.h"
 #include "attention/sm90/fragments.cuh"
 #include "attention/sm90/maps.h"
@@ -23,10 +25,10 @@
 #include "ptx/wgmma.cuh"
 
 // A block has N = 128 keys, 64 a consumer warpgroup, and walks over blocks of M queries.
-template <typename T_, int D_, int M_, bool DROPS_, bool PACKED_, bool MASKED_>
+template <typename T_, int D_, int M_, bool DROPS_, bool PACKED_, MaskWay MASK>
 struct BackwardTile {
     typedef T_ T;
-    static constexpr bool DROPS = DROPS_, PACKED = PACKED_, MASKED = MASKED_;
+    static constexpr bool DROPS = DROPS_, PACKED = PACKED_, MASKED = MASK == BOOLEAN_MASK, ADDED = MASK == ADDED_MASK;
     static constexpr int D = D_, M = M_, N = 128, THREADS = 3 * WARPGROUP, STAGES = 2, SUM_STAGES = 2;
     static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
     static constexpr int KEY_COLUMN = N * SWIZZLE_ROW, QUERY_COLUMN = M * SWIZZLE_ROW, BOX_BYTES = 64 * SWIZZLE_ROW;
@@ -72,6 +74,7 @@ struct BackwardWork {
     DropoutWork dropout;
     PackedWork packed; // of packed sequences, which have no band or section of the whole call
     MaskBits mask;     // where MASKED
+    AddedMask added;   // where ADDED
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -246,6 +249,8 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
         for (int i = 0; i < work.group; i++) {
             const int head = item.key_head * work.group + i;
             const int64_t blocks = item.first_block(work, head);
+            if constexpr (C::ADDED)
+                fetch_mask<typename C::T>(work.added, item.batch, head);
 #pragma unroll 1
             for (int m = item.last; m > item.last - item.count; m--) {
                 const uint32_t query_full = s.query_full + 8 * stage, grad_full = s.grad_full + 8 * stage;
@@ -488,7 +493,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             item.n = warp_uniform(item.n), item.last = warp_uniform(item.last), item.count = warp_uniform(item.count);
         const int steps = item.count * work.group, top = item.n * C::N + 64 * group;
         const int key = top + 16 * warp + lane / 4; // this thread's: key and key + 8
-        int m = item.last;
+        int m = item.last, head = item.key_head * work.group;
         uint32_t dropout_row = (uint32_t)cuda_ops_attention_dropout_row(
             item.batch * work.heads + item.key_head * work.group, work.band.queries, m * C::M);
         const uint32_t *hidden = nullptr; // the mask's words of this thread's keys, of the head
@@ -523,6 +528,10 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 publish_sums();
             // A thread's keys see queries from key - high to key - low.
             const Band band = look_up_band<C>(work, s, announced);
+            const int all_head = item.batch * work.heads + head; // where ADDED
+            if constexpr (C::ADDED)
+                add_mask_to_columns<T, C::M>(p, work.added, item.batch, head, first_query, band.queries - 1, key,
+                                             band.keys - 1);
             if (top + 63 > min(first_query + band.high, band.keys - 1) || top < first_query + C::M - 1 + band.low) {
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
@@ -555,9 +564,15 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
                     const float shift = j / 4 ? (j % 2 ? x.w : x.z) : j % 2 ? x.y : x.x;
-                    p[8 * i + j] = ex2_approx_ftz(fmaf(p[8 * i + j], work.scale_log2, -shift));
+                    if (C::ADDED)
+                        p[8 * i + j] = ex2_approx_ftz((p[8 * i + j] - shift) * 1.4426950408889634f);
+                    else
+                        p[8 * i + j] = ex2_approx_ftz(fmaf(p[8 * i + j], work.scale_log2, -shift));
                 }
             }
+            if constexpr (C::ADDED)
+                if (has_remainder<C::M>(work.added, all_head, band.queries, first_query))
+                    take_off_remainders<C::M>(p, work.added, all_head, band.queries, first_query);
             if (C::DROPS) {
 #pragma unroll
                 for (int i = 0; i < C::M / 16; i++) {
@@ -597,6 +612,21 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             mbarrier_wait(s.score_empty + 8 * stage, phase ^ 1);
             store_fragments(s.scores + stage * C::SCORE_BYTES + group * C::BOX_BYTES, C::KEY_COLUMN, packed_scores,
                             matrix_row, lane);
+            if constexpr (C::ADDED)
+                if (work.added.gradient) {
+                    if (C::DROPS) { // these lack the scale of what is kept
+                        uint32_t scaled[C::M / 16][4];
+#pragma unroll
+                        for (int i = 0; i < C::M / 2; i++)
+                            dp[i] *= work.dropout.scale;
+                        pack_fragments<T>(scaled, dp);
+                        store_grad_mask<T, C::M>(work.added, scaled, all_head, band.queries, band.keys, first_query,
+                                                 key);
+                    } else {
+                        store_grad_mask<T, C::M>(work.added, packed_scores, all_head, band.queries, band.keys,
+                                                 first_query, key);
+                    }
+                }
             wgmma_wait_group<0>();
             wgmma_pin(dv);
             wgmma_pin(packed);
@@ -621,6 +651,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 dropout_row += 32 * ceil_div(work.band.queries, 16) + item.count * (2 * C::M);
                 if constexpr (C::MASKED)
                     hidden += work.mask.head;
+                head++;
             }
             if (step + 1 < steps)
                 mbarrier_wait(s.query_full + written % 2 * 8, written / 2 % 2);
@@ -804,7 +835,24 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
             return status;
     }
 
+    if constexpr (C::ADDED) {
+        work.added = added_mask_of(call);
+        float *const remainder = (float *)((char *)call.workspace + attention_sm90_backward_bytes(p));
+        int *const large = (int *)(remainder + attention_rows(p));
+        work.added.gradient = call.grad_mask;
+        work.added.remainder = remainder, work.added.large = large;
+        // Blocks of keys and queries of which none sees another are left out below.
+        const bool all_seen = work.band.high >= work.band.keys - 1 && work.band.queries - 1 + work.band.low <= 0;
+        if (call.grad_mask && !all_seen)
+            cudaMemsetAsync(call.grad_mask, 0, p.batch * p.heads * p.queries * p.keys * sizeof(T), call.stream);
+        const cuda_ops_status status = attention_mma_remainder(remainder, large, call);
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+    }
+
     BackwardPrepare prepare = prepare_of(call, statistics, work.band, blocks_m);
+    if (C::ADDED)
+        prepare.to_units = 1;
     prepare.grad_query = call.grad_query;
     prepare.turns = work.turns, prepare.handed_out = work.handed_out;
     prepare.kept = work.dropout.scale > 0 ? 1.0f / work.dropout.scale : 0.0f;
@@ -819,12 +867,12 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     return launch_status();
 }
 
-template <typename T, bool DROPS, bool PACKED = false, bool MASKED = false>
+template <typename T, bool DROPS, bool PACKED = false, MaskWay MASK = NO_MASK>
 static cuda_ops_status launch_backward_of(const AttentionCall &call, const Device &device)
 {
     if (attention_sm90_is_narrow(call.problem))
-        return launch_backward<BackwardTile<T, 64, 128, DROPS, PACKED, MASKED>>(call, device);
-    return launch_backward<BackwardTile<T, 128, 64, DROPS, PACKED, MASKED>>(call, device);
+        return launch_backward<BackwardTile<T, 64, 128, DROPS, PACKED, MASK>>(call, device);
+    return launch_backward<BackwardTile<T, 128, 64, DROPS, PACKED, MASK>>(call, device);
 }
 
 #endif

@@ -4,6 +4,7 @@
 #define CUDA_OPS_ATTENTION_SM90_FORWARD_CUH
 
 #include "attention/dropout.cuh"
+#include "attention/sm90/added_mask.h"
 #include "attention/sm90/band.h"
 #include "attention/sm90/maps.h"
 #include "attention/sm90/mask.h"
@@ -21,10 +22,10 @@
 
 // GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys. Rows of queries and keys have D elements,
 // those of values and the output VALUE_D.
-template <typename T_, int D_, int VALUE_D_, int GROUPS_, int N_, bool DROPS_, bool PACKED_, bool MASKED_>
+template <typename T_, int D_, int VALUE_D_, int GROUPS_, int N_, bool DROPS_, bool PACKED_, MaskWay MASK>
 struct ForwardTile {
     typedef T_ T;
-    static constexpr bool DROPS = DROPS_, PACKED = PACKED_, MASKED = MASKED_;
+    static constexpr bool DROPS = DROPS_, PACKED = PACKED_, MASKED = MASK == BOOLEAN_MASK, ADDED = MASK == ADDED_MASK;
     static constexpr int D = D_, VALUE_D = VALUE_D_, GROUPS = GROUPS_, N = N_;
     // Of long rows there is room for one tile of queries. Each warpgroup's are then a part with barriers of its own: the
     // next ones come as soon as it has no use for its place, while the other one is still at work.
@@ -51,7 +52,7 @@ struct ForwardTile {
     static constexpr int REGISTERS = GROUPS == 2 ? 232 : GROUPS == 3 ? 160 : 112;
     static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : GROUPS == 3 ? 32 : 24;
     // Two warpgroups have registers for the weights of two blocks: those of one are made beside the other's product.
-    static constexpr bool AHEAD = GROUPS == 2 && VALUE_D / 2 + N <= 192 && !DROPS && !MASKED;
+    static constexpr bool AHEAD = GROUPS == 2 && VALUE_D / 2 + N <= 192 && !DROPS && MASK == NO_MASK;
     static_assert(2 <= GROUPS && GROUPS <= 4, "what the registers are divided by");
     static_assert(!SHORT || (!PACKED && D == 64), "the words that announce a tile, and a box a strip");
     // Who gives a stage back: a warpgroup's first thread. No turns hold the warps of SHORT tiles together: there each
@@ -77,6 +78,7 @@ struct ForwardWork {
     PackedWork packed; // of packed sequences, which have no band, section or schedule of the whole call
     int whole;         // SHORT: heads of which a block takes all tiles before others come in sections
     MaskBits mask;     // where MASKED
+    AddedMask added;   // where ADDED
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -303,6 +305,8 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
         const int queries_after = C::SINGLE ? min(1, tile.count - 1) : -1;
         if (queries_after < 0)
             load_queries();
+        if constexpr (C::ADDED)
+            fetch_mask<typename C::T>(work.added, tile.batch, tile.head);
         int row = tile.last * C::N;
 #pragma unroll 1
         for (int i = 0; i < tile.count; i++, row -= C::N) {
@@ -346,8 +350,8 @@ __device__ __forceinline__ void multiply_values(float (&o)[C::VALUE_D / 2], uint
     wgmma_commit_group();
 }
 
-// The softmax's state of a thread's two rows: the shift that is subtracted from scaled scores, in units of log2 (-inf
-// before there is one), and the sum of this thread's exponentials.
+// The softmax's state of a thread's two rows: the shift that is subtracted from scaled scores, in units of log2, or where a
+// mask is added natural ones (-inf before there is one), and the sum of this thread's exponentials.
 struct SoftmaxRows {
     float shift[2], sum[2];
 };
@@ -382,7 +386,8 @@ __device__ __forceinline__ void weigh_block(uint32_t (&p)[C::N / 16][4], float (
         float weights[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            weights[i] = ex2_approx_ftz(fmaf(s[8 * k + i], scale, -shift[i / 2 % 2]));
+            const float x = s[8 * k + i], from = shift[i / 2 % 2];
+            weights[i] = ex2_approx_ftz(C::ADDED ? (x - from) * scale : fmaf(x, scale, -from));
             sum[i / 2 % 2][i % 2] += weights[i];
         }
 #pragma unroll
@@ -418,14 +423,14 @@ __device__ __forceinline__ void move_shifts(SoftmaxRows &rows, float (&shift)[2]
             if (i / 2 % 2 == r)
                 most = fmaxf(most, s[i]);
         most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2)) * scale;
+        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2)) * (C::ADDED ? 1.0f : scale);
         int large = is_large<typename C::T>(sums[r]);
         large |= __shfl_xor_sync(FULL_WARP, large, 1);
         large |= __shfl_xor_sync(FULL_WARP, large, 2);
         const float before = rows.shift[r];
         const bool moves = large && most > before; // not where both are -inf, and not to NaN
         rows.shift[r] = moves ? most : before;
-        alpha[r] = moves ? ex2_approx_ftz(before - most) : 1.0f;
+        alpha[r] = moves ? ex2_approx_ftz((before - most) * (C::ADDED ? scale : 1.0f)) : 1.0f;
         rows.sum[r] *= alpha[r];
         shift[r] = rows.shift[r] == -INFINITY ? 0.0f : rows.shift[r];
     }
@@ -552,7 +557,9 @@ store_output(const ForwardWork &work, const CUtensorMap *map_output, const Forwa
         if (lane % 4 == 0 && 0 <= at && at < tile.band(work).queries)
             work.logsumexp[C::PACKED ? (int64_t)tile.head * work.packed.query_rows + tile.sequence.first_query + at
                                      : (int64_t)tile.all_head * work.band.queries + at] =
-                sum == 0.0f ? -INFINITY : (rows.shift[r] + lg2_approx_ftz(sum)) * 0.69314718055994531f;
+                sum == 0.0f ? -INFINITY
+                : C::ADDED  ? rows.shift[r] + lg2_approx_ftz(sum) * 0.69314718055994531f
+                            : (rows.shift[r] + lg2_approx_ftz(sum)) * 0.69314718055994531f;
     }
     const int local = 16 * warp + lane % 16;
 #pragma unroll
@@ -659,13 +666,17 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
                 query_ring.advance();
                 continue;
             }
-            if (C::DROPS || C::MASKED)
+            if (C::DROPS || C::MASKED || C::ADDED)
                 announced_head<C>(tile, s, query_place());
         }
         const int top = tile.first_row + 64 * strip;
         const Band &band = tile.band(work);
         const OwnBlocks own = own_blocks<C>(tile, band, top);
         const auto mask_block = [&](int key) {
+            if constexpr (C::ADDED)
+                add_mask_to_rows<T, C::N>(scores, work.added, tile.batch, tile.head,
+                                          (C::SHORT ? top : tile.first_row) + my_row, band.queries - 1,
+                                          key + lane % 4 * 2, band.keys - 2);
             if (key + C::N - 1 > min(top + band.high, band.keys - 1) || key < top + 63 + band.low)
                 mask_scores<C::N, C::SHORT>(scores, band, (C::SHORT ? top : tile.first_row) + my_row,
                                             key + lane % 4 * 2);
@@ -903,6 +914,10 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     work.section = (int)section;
     work.schedule = make_schedule(heads * work.tiles_m, section * work.tiles_m, blocks, longest_first);
     work.dropout = dropout_work_of(p, call.state);
+    if constexpr (C::ADDED) {
+        work.added = added_mask_of(call);
+        work.scale_log2 = 1.4426950408889634f; // of scores, which have the scale
+    }
     if constexpr (C::MASKED) {
         const cuda_ops_status status = attention_sm90_mask(work.mask, call.workspace, call);
         if (status != CUDA_OPS_SUCCESS)
@@ -925,24 +940,24 @@ static inline bool takes_short_tile(const cuda_ops_attention &p, const Device &d
 }
 
 // Tiles of rows of 64, 128, 192 and 256 elements, and of 192 with values of 128, as latent attention has them.
-template <typename T, bool DROPS, bool PACKED = false, bool MASKED = false>
+template <typename T, bool DROPS, bool PACKED = false, MaskWay MASK = NO_MASK>
 static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
 {
     if constexpr (!PACKED)
         if (attention_sm90_is_narrow(call.problem) && takes_short_tile(call.problem, device))
-            return launch_forward<ForwardTile<T, 64, 64, 4, 64, DROPS, PACKED, MASKED>>(call, device);
+            return launch_forward<ForwardTile<T, 64, 64, 4, 64, DROPS, PACKED, MASK>>(call, device);
     if (attention_sm90_is_narrow(call.problem))
-        return launch_forward<ForwardTile<T, 64, 64, 3, 128, DROPS, PACKED, MASKED>>(call, device);
-    if constexpr (!DROPS && !PACKED && !MASKED) {
+        return launch_forward<ForwardTile<T, 64, 64, 3, 128, DROPS, PACKED, MASK>>(call, device);
+    if constexpr (!DROPS && !PACKED && MASK == NO_MASK) {
         const int64_t head = call.problem.head_dim, value = call.problem.value_dim;
         if (head > 192 || value > 192)
-            return launch_forward<ForwardTile<T, 256, 256, 2, 80, DROPS, PACKED, MASKED>>(call, device);
+            return launch_forward<ForwardTile<T, 256, 256, 2, 80, DROPS, PACKED, MASK>>(call, device);
         if (value > 128)
-            return launch_forward<ForwardTile<T, 192, 192, 2, 96, DROPS, PACKED, MASKED>>(call, device);
+            return launch_forward<ForwardTile<T, 192, 192, 2, 96, DROPS, PACKED, MASK>>(call, device);
         if (head > 128)
-            return launch_forward<ForwardTile<T, 192, 128, 2, 128, DROPS, PACKED, MASKED>>(call, device);
+            return launch_forward<ForwardTile<T, 192, 128, 2, 128, DROPS, PACKED, MASK>>(call, device);
     }
-    return launch_forward<ForwardTile<T, 128, 128, 2, 128, DROPS, PACKED, MASKED>>(call, device);
+    return launch_forward<ForwardTile<T, 128, 128, 2, 128, DROPS, PACKED, MASK>>(call, device);
 }
 
 #endif

@@ -11,7 +11,8 @@
 // Short rows of up to 64 elements have tiles of 256 queries and 64 keys, and four warpgroups without turns: each takes
 // the next strip of 64 queries as it gets done, so that a tile's end and beginning run beside other tiles.
 // Rows of more than 128 elements leave room for one tile of queries, and for 80 to 128 keys in two stages.
-// With dropout, an instance of its own (forward_dropout_bfloat16.cu), a thread draws the numbers of the scores that it has.
+// With dropout, an instance of its own (forward_dropout_bfloat16.cu), a thread draws the numbers of the scores that it has;
+// with masks, instances of their own too (forward_masked_bfloat16.cu, forward_added_bfloat16.cu), it reads their masks.
 // Bound by the tensor cores and, for rows of 64, by the exponentials as much. Measured on an H200 against cuDNN:
 // benchmarks/notes/attention.md.
 #include "attention/sm90/forward.cuh"

@@ -4,6 +4,6 @@
 
 cuda_ops_status attention_sm90_forward_masked_float16(const AttentionCall &call, const Device &device)
 {
-    return call.problem.dropout != 0 ? launch_forward_of<__half, true, false, true>(call, device)
-                                     : launch_forward_of<__half, false, false, true>(call, device);
+    return call.problem.dropout != 0 ? launch_forward_of<__half, true, false, BOOLEAN_MASK>(call, device)
+                                     : launch_forward_of<__half, false, false, BOOLEAN_MASK>(call, device);
 }

@@ -5,6 +5,9 @@
 
 #include "attention/paths.h"
 
+// What a kernel's instance does with a mask (added_mask.cuh has the last one).
+enum MaskWay { NO_MASK, BOOLEAN_MASK, ADDED_MASK };
+
 struct MaskBits {
     const uint32_t *words;
     int64_t batch, head; // words from one to the next; 0 where all have the same

@@ -29,7 +29,8 @@ struct BackwardPrepare {
     cuda_ops_attention_strides output_strides, grad_strides, grad_query_strides;
     Band band;
     int heads, blocks_m, head_dim, value_dim;
-    float kept; // 1 / dropout's scale, which delta is multiplied by
+    float kept;     // 1 / dropout's scale, which delta is multiplied by
+    float to_units; // of logsumexp, in which kernels have scores: log2(e), or 1 where a mask is added
     PackedWork packed;
 };
 
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(256, 2) attention_sm90_prepare_kernel(const __
     }
     if (lane < TURNS) {
         float *const to = work.statistics + block * (2 * M) + statistics_place(local + lane * ROWS);
-        to[0] = logsumexp == -INFINITY ? INFINITY : logsumexp * 1.4426950408889634f;
+        to[0] = logsumexp == -INFINITY ? INFINITY : logsumexp * work.to_units;
         to[M] = (delta - grad_logsumexp) * work.kept;
     }
 }
@@ -121,7 +122,7 @@ static inline BackwardPrepare prepare_of(const AttentionCall &call, float *stati
     prepare.grad_query_strides = p.grad_query;
     prepare.band = band, prepare.heads = (int)p.heads, prepare.blocks_m = (int)blocks_m;
     prepare.head_dim = (int)p.head_dim, prepare.value_dim = (int)p.value_dim;
-    prepare.kept = 1;
+    prepare.kept = 1, prepare.to_units = 1.4426950408889634f;
     return prepare;
 }
 

@@ -4,11 +4,26 @@
 
 #include <math.h>
 
+#include "attention/sm90/added_mask.h"
 #include "attention/sm90/band.h"
 #include "attention/sm90/maps.h"
 #include "attention/sm90/mask.h"
 #include "attention/sm90/sequences.h"
 #include "common/common.cuh"
+
+// Whether a mask that is added is read by pairs of keys.
+static Answer takes_added_mask(const AttentionCall &call)
+{
+    const cuda_ops_attention &p = call.problem;
+    const bool is_float = p.mask_dtype == CUDA_OPS_FLOAT32;
+    if (!is_float && p.mask_dtype != call.dtype)
+        return no("adds masks of float32 and of the dtype alone");
+    const uintptr_t pair = is_float ? 8 : 4;
+    if (p.keys % 2 != 0 || p.mask_column != 1 || p.mask_row % 2 != 0 || p.mask_head % 2 != 0 || p.mask_batch % 2 != 0 ||
+        (uintptr_t)p.mask % pair != 0 || (uintptr_t)call.grad_mask % 4 != 0)
+        return no("adds masks of which two neighbouring keys are aligned");
+    return p.mask_row < INT32_MAX ? YES : no("numbers a mask's rows by 31 bits");
+}
 
 Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
 {
@@ -23,10 +38,13 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
         return no("has tiles for rows of up to 256 elements");
     if (longest > 128 && (p.sequences.query_starts || p.dropout != 0))
         return no("has tiles for packed sequences, and for dropout, of rows of up to 128 elements");
-    if (p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE && p.mask_kind != CUDA_OPS_ATTENTION_MASK_BOOLEAN)
-        return no("adds no mask");
+    const bool is_added = p.mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE;
     if (p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE && longest > 128)
-        return no("has tiles for boolean masks of rows of up to 128 elements");
+        return no("has tiles for masks of rows of up to 128 elements");
+    if (const Answer answer = is_added ? takes_added_mask(call) : YES; !answer)
+        return answer;
+    if (call.with_grad_mask && !is_added)
+        return no("makes the gradient of a mask that is added alone");
     if (p.softcap != 0 || p.alibi_slopes)
         return no("has no softcap or slopes");
     // The largest score is that of the largest product; and 0 * -inf would be NaN.
@@ -93,7 +111,7 @@ int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device
 {
     (void)device;
     const cuda_ops_attention &p = call.problem;
-    return (call.backward ? attention_sm90_backward_bytes(p) : 0) +
+    return (call.backward ? attention_sm90_backward_bytes(p) + added_mask_bytes(p) : 0) +
            (p.sequences.query_starts ? attention_sm90_sequences_bytes(call) : attention_sm90_mask_bytes(p));
 }
 
@@ -113,6 +131,13 @@ cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device)
                                : attention_sm90_backward_masked_float16(call, device);
         return is_bfloat16 ? attention_sm90_forward_masked_bfloat16(call, device)
                            : attention_sm90_forward_masked_float16(call, device);
+    }
+    if (call.problem.mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE) {
+        if (call.backward)
+            return is_bfloat16 ? attention_sm90_backward_added_bfloat16(call, device)
+                               : attention_sm90_backward_added_float16(call, device);
+        return is_bfloat16 ? attention_sm90_forward_added_bfloat16(call, device)
+                           : attention_sm90_forward_added_float16(call, device);
     }
     if (call.problem.dropout != 0) {
         if (call.backward)

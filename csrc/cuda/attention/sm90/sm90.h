@@ -4,8 +4,8 @@
 
 #include "attention/paths.h"
 
-// fp16 and bf16 on Hopper, rows of up to 256 elements; of packed sequences, with dropout and with boolean masks of up to
-// 128. No other mask, softcap or slopes.
+// fp16 and bf16 on Hopper, rows of up to 256 elements; of packed sequences, with dropout and with masks of up to 128. No
+// softcap or slopes.
 Answer attention_sm90_supports(const AttentionCall &call, const Device &device);
 Answer attention_sm90_is_fast(const AttentionCall &call, const Device &device);
 int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device);
@@ -24,6 +24,11 @@ cuda_ops_status attention_sm90_forward_masked_bfloat16(const AttentionCall &call
 cuda_ops_status attention_sm90_forward_masked_float16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_backward_masked_bfloat16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_backward_masked_float16(const AttentionCall &call, const Device &device);
+// With a mask that is added, likewise.
+cuda_ops_status attention_sm90_forward_added_bfloat16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_forward_added_float16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_backward_added_bfloat16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_backward_added_float16(const AttentionCall &call, const Device &device);
 // Of rows of more than 128 elements.
 cuda_ops_status attention_sm90_backward_wide_bfloat16(const AttentionCall &call);
 cuda_ops_status attention_sm90_backward_wide_float16(const AttentionCall &call);
