@@ -61,6 +61,13 @@ static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &x, const
                      dense_problem(size.rows, size.out_features, size.in_features, false, true, dtype));
 }
 
+static cuda_ops_status forward_untransposed_cuda(const Tensor &output, const Tensor &x, const Tensor &w,
+                                                 const void *bias, LinearSizes size, cuda_ops_dtype dtype)
+{
+    return gemm_cuda("linear_untransposed", output, x.const_data_ptr(), w.const_data_ptr(), bias,
+                     dense_problem(size.rows, size.out_features, size.in_features, false, false, dtype));
+}
+
 static cuda_ops_status backward_input_cuda(const Tensor &grad_input, const Tensor &g, const Tensor &w, LinearSizes size,
                                            cuda_ops_dtype dtype)
 {
@@ -129,6 +136,32 @@ static Tensor linear_forward(const Tensor &input, const Tensor &weight, const st
                                                                w.const_data_ptr(), bias_data, workspace, size.rows,
                                                                size.in_features, size.out_features, block, dtype);
                         });
+    return output;
+}
+
+// input * weight + bias: of a weight that lies as (in_features, out_features).
+static Tensor linear_untransposed_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias)
+{
+    const char *const op = "linear_untransposed";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    check_like(op, "weight", weight, "input", input);
+    check_dim(op, "weight", weight, 2, 2);
+    const LinearSizes size{check_rows(op, "input", input, "in_features", weight.size(0), weight), weight.size(0),
+                           weight.size(1)};
+    if (bias) {
+        check_like(op, "bias", *bias, "input", input);
+        TORCH_CHECK(bias->dim() == 1 && bias->size(0) == size.out_features, op, ": expected bias to have shape [",
+                    size.out_features, "], the out_features of weight, got ", bias->sizes());
+    }
+    if (!input.is_cuda())
+        return linear_forward(input, weight.t(), bias);
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
+    [[maybe_unused]] const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
+    const Tensor output = empty_with_last(x, size.out_features);
+    (void)dtype;
+    if (output.numel() > 0)
+        CUDA_OPS_LAUNCH(op, forward_untransposed_cuda(output, x, w, bias_data, size, dtype));
     return output;
 }
 
@@ -268,6 +301,16 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "linear_backward_bias", cuda_ops::linear_backward_bias);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_float32_bias", cuda_ops::linear_backward_float32_bias);
     CUDA_OPS_AUTOCAST(library, "linear_forward", LOWER_PRECISION);
+    // Of transformers' Conv1D (cuda_ops/conversion/layers.py), whose weight is (in_features, out_features).
+    library.def("linear_untransposed_forward(Tensor input, Tensor weight, Tensor? bias) -> (Tensor output)");
+    CUDA_OPS_IMPLEMENT(library, "linear_untransposed_forward", cuda_ops::linear_untransposed_forward);
+    CUDA_OPS_AUTOCAST(library, "linear_untransposed_forward", LOWER_PRECISION);
+    CUDA_OPS_DERIVATIVES(
+        library, "linear_untransposed_forward",
+        {"input: linear_forward(grad_output, weight, none)", "weight: linear_backward_weight(input, grad_output)",
+         "bias: linear_backward_bias(grad_output)", "output <- linear_untransposed_forward(tangent_input, weight, none)",
+         "output <- linear_untransposed_forward(input, tangent_weight, none)",
+         "output <- aten::expand(tangent_bias, output.size, false)"});
     // The three products are each other's derivatives: output is linear in input and in weight, grad_input in
     // grad_output and in weight, grad_weight in grad_output and in input.
     CUDA_OPS_DERIVATIVES(

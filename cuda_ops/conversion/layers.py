@@ -17,6 +17,7 @@ import torch
 from .. import functional, nn
 from .._library import has_cuda
 from .._modules import PLAIN, as_node, has_plain_parameters, parameter
+from ..ops.linear import linear_untransposed_forward
 
 DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 ON_CUDA = DTYPES if has_cuda() else set()
@@ -140,7 +141,7 @@ VIEWS_OF_TORCHVISION = {("torchvision.ops.misc", "Permute"), ("torchvision.model
 
 def _conv1d(self, x):
     """linear, whose weight lies (in, out). A product and a sum apart would have the bias's dtype under autocast."""
-    return functional.linear(x, parameter(self, "weight").t(), parameter(self, "bias"))
+    return linear_untransposed_forward(x, parameter(self, "weight"), parameter(self, "bias"))
 
 
 def _gelu_of_tanh(self, input):
@@ -203,6 +204,7 @@ def converted_layer(native: type) -> type | None:
         found = _of_transformers(native)
         if found is not None:
             LAYERS[native] = _class(name, native, _forward(found[0], native, found[1]), native, text)
+            LAYERS[native].cuda_ops_computes = found[0]
             LAYERS[native].__reduce_ex__ = _reduce_to_native
     return LAYERS.get(native)
 
@@ -269,6 +271,10 @@ def scaled_dot_product_attention(
         except NotImplementedError as error:
             if is_forced(error):
                 raise
+    if enable_gqa and attn_mask is not None:  # for which PyTorch has no fused kernel
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (tensor.repeat_interleave(repeats, -3) for tensor in (key, value))
+        enable_gqa = False
     return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )

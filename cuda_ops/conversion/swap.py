@@ -1,5 +1,6 @@
 """convert and revert: the classes of a model's modules, there and back."""
 
+import contextlib
 import fnmatch
 from collections.abc import Iterable
 
@@ -11,6 +12,7 @@ from .attention import NAME, forget, what_is_called
 from .fusing import BLOCKS, residual_blocks, runs_of
 from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
 from .report import Fusion, Layer, Report
+from .rewritten import NotRewritten, rewritten
 from .traced import BLOCK, SEQUENCE, NotTraced, converted_class, recipe_of
 
 Selection = str | type | Iterable[str | type]
@@ -260,13 +262,17 @@ def _fuse(name, module, report: Report):
         recipe, gains = recipe_of(module)
     except NotTraced as reason:
         report.untraced[name] = str(reason)
+    text = None
+    if recipe is None:
+        with contextlib.suppress(NotRewritten):
+            text, gains = rewritten(module)
     calls, why_not = ([], None) if "forward" in module.__dict__ else what_is_called(module)
     if why_not is not None and not calls:
         report.layers.append(Layer(name, _kind(module), why_not))
     if calls and not any(op == NAME for op, _ in gains):
         gains += [(NAME, (call,)) for call in calls]
-    if recipe is not None or calls or why_not:
-        module.__class__ = converted_class(kind, recipe, bool(calls or why_not))
+    if recipe is not None or text is not None or calls or why_not:
+        module.__class__ = converted_class(kind, recipe, bool(calls or why_not), text)
     report.fusions += [Fusion(name, op, parts) for op, parts in gains]
     if gains and not (module._modules or module._parameters or module._buffers):
         # A layer that is no more than its forward, which is a call of ours now.

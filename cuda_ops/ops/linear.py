@@ -25,6 +25,16 @@ def _(input, weight, bias):
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
+@register_fake("cuda_ops::linear_untransposed_forward")
+def _(input, weight, bias):
+    op = "linear_untransposed"
+    expect(weight.dim() == 2, op, "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
+    expect(input.dim() >= 1, op, "input to have at least 1 dimension, got a scalar")
+    message = "the last dimension of input to be the in_features of weight, {}, got input of shape {}"
+    expect(input.shape[-1] == weight.shape[0], op, message, weight.shape[0], list(input.shape))
+    return input.new_empty((*input.shape[:-1], weight.shape[1]))
+
+
 @register_fake("cuda_ops::linear_backward_input")
 def _(grad_output, weight):
     return grad_output.new_empty((*grad_output.shape[:-1], weight.shape[1]))
@@ -53,6 +63,7 @@ def _(grad_output):
 
 
 linear_forward = operator("linear_forward")
+linear_untransposed_forward = operator("linear_untransposed_forward")
 linear_backward_input = operator("linear_backward_input")
 linear_backward_weight = operator("linear_backward_weight")
 linear_backward_bias = operator("linear_backward_bias")
