@@ -581,14 +581,13 @@ static Normalized rounded_forward(const char *op, cuda_ops_norm norm, const Tens
             result.mean = empty({shape.rows}, x.options().dtype(at::kDouble));
         if (residual)
             result.sum = empty(x.sizes(), x.options().dtype(at::kFloat));
-        CUDA_OPS_LAUNCH(op,
-                        cuda_ops_layer_norm_rounded_forward_cuda(
-                            result.output.data_ptr(), residual ? result.sum.data_ptr<float>() : nullptr,
-                            result.mean.defined() ? result.mean.data_ptr<double>() : nullptr,
-                            result.rstd.data_ptr<float>(), x.const_data_ptr(),
-                            residual ? r.const_data_ptr<float>() : nullptr, static_cast<const float *>(data_or_null(w)),
-                            static_cast<const float *>(data_or_null(b)), shape.rows, shape.cols, eps,
-                            check_dtype(op, "output", result.output), current_stream(op)));
+        CUDA_OPS_LAUNCH(
+            op, cuda_ops_layer_norm_rounded_forward_cuda(
+                    result.output.data_ptr(), residual ? result.sum.data_ptr<float>() : nullptr,
+                    result.mean.defined() ? result.mean.data_ptr<double>() : nullptr, result.rstd.data_ptr<float>(),
+                    x.const_data_ptr(), residual ? r.const_data_ptr<float>() : nullptr,
+                    static_cast<const float *>(data_or_null(w)), static_cast<const float *>(data_or_null(b)),
+                    shape.rows, shape.cols, eps, check_dtype(op, "output", result.output), current_stream(op)));
         return result;
     }
     const Tensor x = input.to(type), r = residual ? residual->to(type) : Tensor();
@@ -602,9 +601,8 @@ static std::tuple<Tensor, Tensor, Tensor>
 layer_norm_rounded_forward(const Tensor &input, at::IntArrayRef normalized_shape, const OptionalTensor &weight,
                            const OptionalTensor &bias, double eps, at::ScalarType dtype)
 {
-    const Normalized n =
-        rounded_forward("layer_norm_rounded", CUDA_OPS_LAYER_NORM, input, nullptr, normalized_shape, weight, bias, eps,
-                        dtype);
+    const Normalized n = rounded_forward("layer_norm_rounded", CUDA_OPS_LAYER_NORM, input, nullptr, normalized_shape,
+                                         weight, bias, eps, dtype);
     return {n.output, n.mean, n.rstd};
 }
 
@@ -613,9 +611,8 @@ add_layer_norm_rounded_forward(const Tensor &input, const Tensor &residual, at::
                                const OptionalTensor &weight, const OptionalTensor &bias, double eps,
                                at::ScalarType dtype)
 {
-    const Normalized n =
-        rounded_forward("add_layer_norm_rounded", CUDA_OPS_LAYER_NORM, input, &residual, normalized_shape, weight, bias,
-                        eps, dtype);
+    const Normalized n = rounded_forward("add_layer_norm_rounded", CUDA_OPS_LAYER_NORM, input, &residual,
+                                         normalized_shape, weight, bias, eps, dtype);
     return {n.output, n.sum, n.mean, n.rstd};
 }
 
@@ -662,10 +659,9 @@ rounded_backward(const char *op, const Tensor &grad_output, const OptionalTensor
             check_same_shape(op, "grad_sum", *grad_sum, "input", input);
         }
         for (const Tensor *const statistic : {mean, &rstd})
-            TORCH_CHECK(!statistic ||
-                            (statistic->scalar_type() == (statistic == mean ? at::kDouble : at::kFloat) &&
-                             statistic->dim() == 1 && statistic->size(0) == shape.rows &&
-                             statistic->device() == input.device()),
+            TORCH_CHECK(!statistic || (statistic->scalar_type() == (statistic == mean ? at::kDouble : at::kFloat) &&
+                                       statistic->dim() == 1 && statistic->size(0) == shape.rows &&
+                                       statistic->device() == input.device()),
                         op, ": expected mean and rstd to be what forward returned, got ", statistic->toString(),
                         " of shape ", statistic->sizes());
         const Tensor x = contiguous_vectors(input), g = contiguous_vectors(grad_output), w = float_vectors(weight);
@@ -683,16 +679,16 @@ rounded_backward(const char *op, const Tensor &grad_output, const OptionalTensor
         if (wanted[1] || wanted[2])
             workspace = empty_bytes(cuda_ops_layer_norm_rounded_workspace_cuda(shape.rows, shape.cols), x);
 #endif
-        CUDA_OPS_LAUNCH(
-            op,
-            cuda_ops_layer_norm_rounded_backward_cuda(
-                wanted[0] ? grad_input.data_ptr<float>() : nullptr, with_addend ? grad_addend.data_ptr() : nullptr,
-                wanted[1] ? grad_weight.data_ptr<float>() : nullptr, wanted[2] ? grad_bias.data_ptr<float>() : nullptr,
-                workspace.defined() ? workspace.data_ptr() : nullptr, g.const_data_ptr(),
-                static_cast<const float *>(data_or_null(more)), x.const_data_ptr<float>(),
-                static_cast<const float *>(data_or_null(w)), static_cast<const double *>(data_or_null(m)),
-                r.const_data_ptr<float>(), shape.rows, shape.cols, check_dtype(op, "grad_output", grad_output),
-                current_stream(op)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_layer_norm_rounded_backward_cuda(
+                                wanted[0] ? grad_input.data_ptr<float>() : nullptr,
+                                with_addend ? grad_addend.data_ptr() : nullptr,
+                                wanted[1] ? grad_weight.data_ptr<float>() : nullptr,
+                                wanted[2] ? grad_bias.data_ptr<float>() : nullptr,
+                                workspace.defined() ? workspace.data_ptr() : nullptr, g.const_data_ptr(),
+                                static_cast<const float *>(data_or_null(more)), x.const_data_ptr<float>(),
+                                static_cast<const float *>(data_or_null(w)),
+                                static_cast<const double *>(data_or_null(m)), r.const_data_ptr<float>(), shape.rows,
+                                shape.cols, check_dtype(op, "grad_output", grad_output), current_stream(op)));
         return {grad_input, grad_addend, grad_weight.to(parameter_type), grad_bias.to(parameter_type)};
     }
     const auto [grad_input, grad_weight, grad_bias, sums] =
@@ -784,9 +780,9 @@ static std::vector<Tensor> add_rms_norm_rounded_gradients(const Tensor &grad_out
                                                           at::ScalarType input_type, at::ScalarType residual_type,
                                                           std::array<bool, 3> wanted)
 {
-    using Rounded = std::tuple<Tensor, Tensor, Tensor>(
-        const Tensor &, const OptionalTensor &, const Tensor &, c10::SymIntArrayRef, const OptionalTensor &,
-        const Tensor &, std::optional<at::ScalarType>, std::array<bool, 2>);
+    using Rounded = std::tuple<Tensor, Tensor, Tensor>(const Tensor &, const OptionalTensor &, const Tensor &,
+                                                       c10::SymIntArrayRef, const OptionalTensor &, const Tensor &,
+                                                       std::optional<at::ScalarType>, std::array<bool, 2>);
     static const auto fused = registered_op<Rounded>("cuda_ops::rms_norm_rounded_backward");
     check_normalized_shape("add_rms_norm_rounded", normalized_shape);
     const at::ScalarType type = sum.scalar_type();
@@ -922,11 +918,12 @@ add_rms_norm_tangents(const OptionalTensor &tangent_input, const OptionalTensor 
 }
 
 // Those of output and sum. Without an addition the sum is the input.
-static std::tuple<Tensor, Tensor>
-add_rms_norm_rounded_tangents(const OptionalTensor &tangent_input, const OptionalTensor &tangent_residual,
-                              const OptionalTensor &tangent_weight, const Tensor &sum,
-                              c10::SymIntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &rstd,
-                              double eps, at::ScalarType dtype)
+static std::tuple<Tensor, Tensor> add_rms_norm_rounded_tangents(const OptionalTensor &tangent_input,
+                                                                const OptionalTensor &tangent_residual,
+                                                                const OptionalTensor &tangent_weight, const Tensor &sum,
+                                                                c10::SymIntArrayRef normalized_shape,
+                                                                const OptionalTensor &weight, const Tensor &rstd,
+                                                                double eps, at::ScalarType dtype)
 {
     const at::ScalarType type = sum.scalar_type();
     const auto wide = [&](const OptionalTensor &tensor) {

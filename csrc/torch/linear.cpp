@@ -305,12 +305,13 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_untransposed_forward(Tensor input, Tensor weight, Tensor? bias) -> (Tensor output)");
     CUDA_OPS_IMPLEMENT(library, "linear_untransposed_forward", cuda_ops::linear_untransposed_forward);
     CUDA_OPS_AUTOCAST(library, "linear_untransposed_forward", LOWER_PRECISION);
-    CUDA_OPS_DERIVATIVES(
-        library, "linear_untransposed_forward",
-        {"input: linear_forward(grad_output, weight, none)", "weight: linear_backward_weight(input, grad_output)",
-         "bias: linear_backward_bias(grad_output)", "output <- linear_untransposed_forward(tangent_input, weight, none)",
-         "output <- linear_untransposed_forward(input, tangent_weight, none)",
-         "output <- aten::expand(tangent_bias, output.size, false)"});
+    CUDA_OPS_DERIVATIVES(library, "linear_untransposed_forward",
+                         {"input: linear_forward(grad_output, weight, none)",
+                          "weight: linear_backward_weight(input, grad_output)",
+                          "bias: linear_backward_bias(grad_output)",
+                          "output <- linear_untransposed_forward(tangent_input, weight, none)",
+                          "output <- linear_untransposed_forward(input, tangent_weight, none)",
+                          "output <- aten::expand(tangent_bias, output.size, false)"});
     // The three products are each other's derivatives: output is linear in input and in weight, grad_input in
     // grad_output and in weight, grad_weight in grad_output and in input.
     CUDA_OPS_DERIVATIVES(

@@ -37,8 +37,8 @@ static Tensor rotated(const char *op, const char *name, const Tensor &input, con
     check_dim(op, name, input, 4, 4);
     TORCH_CHECK(input.size(3) % 2 == 0, op, ": expected ", name,
                 " to have an even last dimension, of pairs, got shape ", input.sizes());
-    TORCH_CHECK(cos.dim() == 3 && (cos.size(0) == 1 || cos.size(0) == input.size(0)) &&
-                    cos.size(1) == input.size(2) && cos.size(2) == input.size(3),
+    TORCH_CHECK(cos.dim() == 3 && (cos.size(0) == 1 || cos.size(0) == input.size(0)) && cos.size(1) == input.size(2) &&
+                    cos.size(2) == input.size(3),
                 op, ": expected cos to have shape [", input.size(0), " or 1, ", input.size(2), ", ", input.size(3),
                 "], the batch, length and features of ", name, ", got ", cos.sizes());
     const at::ScalarType own = input.scalar_type(), promoted = c10::promoteTypes(own, cos.scalar_type());
@@ -59,7 +59,7 @@ static Tensor rotated(const char *op, const char *name, const Tensor &input, con
         x = x.contiguous();
     const bool one_table = cos.size(0) == 1;
     const Tensor c = cos.to(table_type).contiguous(), s = sin.to(table_type).contiguous();
-    Tensor output = empty_as(x, as_they_are ? type : computed);
+    Tensor output = empty_as(input, as_they_are ? type : computed);
     if (output.numel() > 0) {
         cuda_ops_rotary_embedding_call call = {};
         call.batch = x.size(0), call.heads = x.size(1), call.length = x.size(2), call.features = x.size(3);
@@ -71,16 +71,16 @@ static Tensor rotated(const char *op, const char *name, const Tensor &input, con
         call.table_dtype = check_dtype(op, "cos", c);
         call.output_dtype = check_dtype(op, "output", output);
         if (x.is_cuda())
-            CUDA_OPS_LAUNCH(op, cuda_ops_rotary_embedding_cuda(output.data_ptr(), x.const_data_ptr(), c.const_data_ptr(),
-                                                               s.const_data_ptr(), &call, current_stream(op)));
+            CUDA_OPS_LAUNCH(op,
+                            cuda_ops_rotary_embedding_cuda(output.data_ptr(), x.const_data_ptr(), c.const_data_ptr(),
+                                                           s.const_data_ptr(), &call, current_stream(op)));
         else
-            parallel_ranges(op, call.batch * call.length,
-                            std::max<int64_t>(1, ELEMENTWISE_GRAIN / (call.heads * call.features)),
-                            [&](int64_t begin, int64_t end) {
-                                return cuda_ops_rotary_embedding_cpu(output.data_ptr(), x.const_data_ptr(),
-                                                                     c.const_data_ptr(), s.const_data_ptr(), &call,
-                                                                     begin, end);
-                            });
+            parallel_ranges(
+                op, call.batch * call.length, std::max<int64_t>(1, ELEMENTWISE_GRAIN / (call.heads * call.features)),
+                [&](int64_t begin, int64_t end) {
+                    return cuda_ops_rotary_embedding_cpu(output.data_ptr(), x.const_data_ptr(), c.const_data_ptr(),
+                                                         s.const_data_ptr(), &call, begin, end);
+                });
     }
     return output.to(type);
 }

@@ -107,10 +107,9 @@ class GroupedHeads:
 
     def __call__(self, attention_mask, key, *more):
         # A single query is put beside those of the other heads instead.
-        if type(attention_mask) in _modules.PLAIN and attention_mask.dim() == 4 and attention_mask.shape[2] > 1:
-            if takes(key) and all(takes(tensor) for tensor in more):
-                return True
-        return self.function(attention_mask, key, *more)
+        several = type(attention_mask) in _modules.PLAIN and attention_mask.dim() == 4 and attention_mask.shape[2] > 1
+        taken = several and takes(key) and all(takes(tensor) for tensor in more)
+        return taken or self.function(attention_mask, key, *more)
 
 
 def is_gqa_question(value) -> bool:

@@ -228,7 +228,8 @@ def _transposed(weight, input) -> Tensor | None:
 
 
 def is_lowered_again(input: Tensor, linear) -> bool:
-    """Whether autocast makes of `input` in whatever float32 it is cast to what it is now, before the layer's product."""
+    """Whether autocast would make of `input`, were it cast to float32, what it is now, in front of the layer's
+    product."""
     return takes(input) and input.dtype in HALVES and _lowered_to(input) is input.dtype and _is_linear(linear)
 
 

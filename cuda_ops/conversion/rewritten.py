@@ -16,6 +16,7 @@ decorators that there were; the text is trusted only where it compiles to the co
 """
 
 import __future__
+
 import ast
 import copy
 import dis
@@ -49,8 +50,7 @@ def text_of(function) -> ast.FunctionDef:
     if not isinstance(function, FunctionType) or not is_users(function.__code__) or function.__code__.co_freevars:
         raise NotRewritten("no plain function of Python")
     try:
-        lines, first = inspect.getsourcelines(function)
-        (tree,) = ast.parse(textwrap.dedent("".join(lines))).body
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, TypeError, ValueError, SyntaxError) as error:
         raise NotRewritten("no text") from error
     if not isinstance(tree, ast.FunctionDef):
@@ -386,4 +386,3 @@ class _Finder:
         none = [f"{cache} is None" for cache in dict.fromkeys(caches)]
         text = " and ".join([*none, "self.config._attn_implementation == 'sdpa'"])
         return ast.parse(text, mode="eval").body
-

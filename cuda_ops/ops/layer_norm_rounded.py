@@ -1,5 +1,5 @@
-"""layer_norm, rms_norm and both after an addition with an output in float16 or bfloat16, for conversion: what autocast computes in
-float32 and a layer behind it lowers at once."""
+"""layer_norm, rms_norm and both after an addition with an output in float16 or bfloat16, for conversion: what autocast
+computes in float32 and a layer behind it lowers at once."""
 
 import torch
 

@@ -45,8 +45,8 @@ RotaryEmbeddingFunction = autograd_function("rotary_embedding_forward", "RotaryE
 
 
 def rotary_embedding(input: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    r"""Rotary position embedding of queries or keys (Su et al., RoFormer, 2021), in one pass: with :math:`h` for half of
-    the features, the pair of elements :math:`e` and :math:`e + h` of each head is turned by its position's angle,
+    r"""Rotary position embedding of queries or keys (Su et al., RoFormer, 2021), in one pass: with :math:`h` for half
+    of the features, the pair of elements :math:`e` and :math:`e + h` of each head is turned by its position's angle,
 
     .. math::
         \text{output}_e = \text{input}_e \cos_e - \text{input}_{e + h} \sin_e, \qquad
