@@ -224,7 +224,21 @@ def _transposed(weight, input) -> Tensor | None:
     dtype = torch.get_autocast_dtype("cuda") if autocasts(input.device.type) else weight.dtype
     if not input.is_cuda or dtype not in HALVES or weight.dim() != 2:
         return None
-    return functional.permute_contiguous(weight.to(dtype), (1, 0))
+    return _RoundedTranspose.apply(weight, dtype)
+
+
+class _RoundedTranspose(torch.autograd.Function):
+    """weight.t() in a half, contiguous; of the gradient too a kernel exchanges rows and columns, which PyTorch's copies
+    read element by element."""
+
+    @staticmethod
+    def forward(ctx, weight, dtype):
+        ctx.dtype = weight.dtype
+        return functional.permute_contiguous(weight.to(dtype), (1, 0))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return functional.permute_contiguous(grad, (1, 0)).to(ctx.dtype), None
 
 
 def is_lowered_again(input: Tensor, linear) -> bool:

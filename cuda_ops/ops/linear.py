@@ -5,8 +5,10 @@ from torch import Tensor
 
 from .._arguments import check_tensors_or_none, expect
 from .._autograd import autograd_function
-from .._fakes import register_fake
+from .._fakes import register_fake, require_ops
 from .._operators import operator
+
+require_ops("linear_rounded_gradients", "linear_rounded_tangent")
 
 
 @register_fake("cuda_ops::linear_forward")
@@ -33,6 +35,15 @@ def _(input, weight, bias):
     message = "the last dimension of input to be the in_features of weight, {}, got input of shape {}"
     expect(input.shape[-1] == weight.shape[0], op, message, weight.shape[0], list(input.shape))
     return input.new_empty((*input.shape[:-1], weight.shape[1]))
+
+
+@register_fake("cuda_ops::linear_rounded_forward")
+def _(input, weight, bias, untransposed):
+    expect(weight.dim() == 2, "linear", "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
+    features, outputs = weight.shape if untransposed else reversed(weight.shape)
+    message = "the last dimension of input to be the in_features of weight, {}, got input of shape {}"
+    expect(input.shape[-1] == features, "linear", message, features, list(input.shape))
+    return input.new_empty((*input.shape[:-1], outputs)), weight.new_empty(weight.shape, dtype=input.dtype)
 
 
 @register_fake("cuda_ops::linear_backward_input")
@@ -63,6 +74,7 @@ def _(grad_output):
 
 
 linear_forward = operator("linear_forward")
+linear_rounded_forward = operator("linear_rounded_forward")
 linear_untransposed_forward = operator("linear_untransposed_forward")
 linear_backward_input = operator("linear_backward_input")
 linear_backward_weight = operator("linear_backward_weight")

@@ -25,10 +25,6 @@ def samples(make):
         for tables_of in {1, batch}:
             args = (make(batch, heads, length, features), *tables(make, tables_of, length, features))
             yield Sample(args, name=f"{shape}, {tables_of} tables")
-        rows = make(batch, length, heads, features).detach().transpose(1, 2).requires_grad_(make.requires_grad)
-        yield Sample((rows, *tables(make, 1, length, features)), name=f"{shape}, heads within rows")
-    packed = make(2, 9, 3, 4, 16).detach()[:, :, 1].transpose(1, 2).requires_grad_(make.requires_grad)
-    yield Sample((packed, *tables(make, 2, 9, 16)), name="a part of a packed tensor")
 
 
 def small_samples(make):
