@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from support.conversion import classes, loss_of
+from support.conversion import classes
 from test_convert_transformers import attention_masks, tiny
 
 import cuda_ops
@@ -52,7 +52,8 @@ def results(model, inputs, dtype, **options):
     with torch.autocast(next(model.parameters()).device.type, dtype, enabled=dtype is not None):
         output = model(**inputs, **options)
         states = output[0]
-    loss_of(output).float().backward()
+    weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(2)).to(states.device, states.dtype)
+    (states * weights).float().sum().backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return states, grads, output
 
@@ -184,6 +185,9 @@ def test_grouped_heads(device):
         expected, expected_grads, _ = results(native, inputs, None, **options)
         assert distance(states, expected) <= 1e-6
         assert all(distance(grads[key], expected_grads[key]) <= 1e-5 for key in grads)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    mask = {"attention_mask": attention_masks()["pairs"].to(device)}
+    assert distance(compiled(**inputs, **mask)[0], native(**inputs, **mask)[0]) <= 1e-6
 
 
 class Block(nn.Module):
@@ -209,6 +213,31 @@ class Block(nn.Module):
         y = self.act(y)
         y = self.down(y)
         return x + y
+
+
+class Writes(Block):
+    """Uses what a norm and a sum have returned once more, in place."""
+
+    def forward(self, x, **kwargs):
+        y = self.first(x)
+        z = self.mlp(y)
+        y += z
+        x = x + z
+        w = self.second(x)
+        x = self.mlp(w)
+        w *= 2.0
+        return w + x + y
+
+
+class WritesIntoItsInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.a(x)
+        x += 1.0
+        return y + self.a(x)
 
 
 class MLP(nn.Module):
@@ -259,10 +288,34 @@ def test_inputs_that_are_looked_at_are_not_rounded(device, counts):
     assert fusing_blocks.lowered_names(MLP(), 0) == ("a", "b")
     assert fusing_blocks.lowered_names(MLP(), "x") == ("a", "b")
     assert fusing_blocks.lowered_names(MLP(), 1) is None
+    assert fusing_blocks.lowered_names(WritesIntoItsInput(), 0) is None
     ours = ours.to(device)
     with torch.autocast(torch.device(device).type, torch.bfloat16):
         ours(torch.randn(3, 5, 16, device=device))
     assert counts["add_layer_norm_rounded_forward"] == 0
+
+
+def test_values_that_are_used_again(device):
+    torch.manual_seed(0)
+    native = Writes().to(device)
+    ours = copy.deepcopy(native)
+    cuda_ops.convert(ours)
+    x = torch.randn(3, 5, 16, device=device)
+    for enabled in (False, True):
+        with torch.no_grad(), torch.autocast(torch.device(device).type, torch.bfloat16, enabled=enabled):
+            output, expected = ours(x), native(x)
+        assert output.dtype == expected.dtype
+        assert distance(output, expected) <= (2e-2 if enabled else 1e-5)
+    assert "norm_before" not in rewritten_text(Writes())
+
+
+def rewritten_text(module):
+    cuda_ops.convert(module)
+    cuda_ops.revert(module)
+    try:
+        return rewritten.rewritten(module)[0]
+    except rewritten.NotRewritten:
+        return ""
 
 
 def test_hooks_and_other_layers(device, counts):

@@ -2,6 +2,7 @@
 are asked at every call whether they are still plain, as in fusing.py."""
 
 import ast
+import dis
 import inspect
 from types import FunctionType
 
@@ -101,6 +102,8 @@ def _hands_on(statement, tracked: set[str], found: list[str]) -> bool:
             if ours:
                 aliases.add(node.targets[0].id)
     for node in ast.walk(statement):
+        if isinstance(node, ast.AugAssign) and _is(node.target, tracked):
+            return False
         if _is(node, tracked) and isinstance(node.ctx, ast.Load) and id(node) not in allowed:
             return False
     if isinstance(statement, ast.Assign):
@@ -329,7 +332,9 @@ def _rotates(function) -> bool:
     parameters = list(inspect.signature(inner).parameters.values())
     if len(parameters) < 4 or any(p.default is p.empty for p in parameters[4:]):
         return False
-    if any(instruction.opname.startswith(("POP_JUMP", "JUMP", "FOR_ITER")) for instruction in _instructions(inner)):
+    if any(
+        instruction.opname.startswith(("POP_JUMP", "JUMP", "FOR_ITER")) for instruction in dis.get_instructions(inner)
+    ):
         return False
     try:
         with torch.no_grad():
@@ -344,12 +349,6 @@ def _rotates(function) -> bool:
         output.shape == given.shape and torch.allclose(output, functional.rotary_embedding(given, cos, sin))
         for output, given in zip(outputs, (q, k), strict=True)
     )
-
-
-def _instructions(function):
-    import dis
-
-    return dis.get_instructions(function)
 
 
 def rotation(function, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, lowers: bool) -> tuple[Tensor, Tensor]:

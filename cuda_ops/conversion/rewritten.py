@@ -139,7 +139,10 @@ def _rewrapped(outer, wrapped, made):
 
 
 def _loads(node, name: str) -> int:
-    return sum(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in ast.walk(node))
+    """How often the name's value is read; `name += ...` reads it too."""
+    read = [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    read += [n.target for n in ast.walk(node) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)]
+    return sum(n.id == name for n in read)
 
 
 def _stores(statement, name: str) -> bool:
@@ -396,6 +399,8 @@ class _Finder:
             if not all(any(_name(argument) == name for argument in call.args) for name in used):
                 return ast.Constant(False)
         if any(_stores(statement, cache) for cache in caches for statement in self.body):
+            return ast.Constant(False)
+        if not any(isinstance(n, ast.Attribute) and n.attr == "_attn_implementation" for n in ast.walk(self.tree)):
             return ast.Constant(False)
         none = [f"{cache} is None" for cache in dict.fromkeys(caches)]
         text = " and ".join([*none, "self.config._attn_implementation == 'sdpa'"])
