@@ -17,9 +17,13 @@ OPS = ("layer_norm_rounded_forward", "add_layer_norm_rounded_forward", "rms_norm
 OPS += ("add_rms_norm_rounded_forward",)
 
 
-def pair(name, device, **changes):
+def pair(name, device, smooth=False, **changes):
     """A model, ours and PyTorch's, in float32, and inputs."""
     model, inputs = tiny(name)
+    for module in model.modules():
+        # One of T5's few ReLUs that falls on the other side of 0 changes gradients by 0.05, in either of the two.
+        if smooth and type(module).__name__ == "T5DenseActDense":
+            module.act = nn.GELU()
     for attribute, value in changes.items():
         setattr(model.config, attribute, value)
     native = model.float().to(device)
@@ -67,7 +71,7 @@ def distance(tensor, reference):
 @pytest.mark.parametrize("name", TEXT)
 def test_autocast(name, mask, device, counts):
     """As near to float32's values as PyTorch's own, in the same dtypes."""
-    ours, native, inputs, _ = pair(name, device)
+    ours, native, inputs, _ = pair(name, device, smooth=True)
     options = {} if mask is None else {"attention_mask": attention_masks()[mask].to(device)}
     exact, exact_grads, _ = results(native, inputs, None, **options)
     theirs, their_grads, _ = results(native, inputs, torch.bfloat16, **options)
@@ -76,9 +80,8 @@ def test_autocast(name, mask, device, counts):
     assert distance(states, exact) <= 1.5 * distance(theirs, exact) + 1e-4
     assert {n: (g.dtype, g.shape) for n, g in grads.items()} == {n: (g.dtype, g.shape) for n, g in their_grads.items()}
     errors = [[distance(each[key], exact_grads[key]) for key in grads] for each in (grads, their_grads)]
-    # One of T5's 448 ReLUs that falls on the other side of 0, in either of the two, makes 0.02 to 0.05.
-    assert sum(errors[0]) <= max(1.5 * sum(errors[1]), 0.05 * len(grads) * (name == "T5"))
-    assert max(errors[0]) <= 0.2
+    assert sum(errors[0]) <= 1.5 * sum(errors[1])
+    assert max(errors[0]) <= 2 * max(errors[1])
     if device != "cpu":  # autocast's layer_norm is in halves on the CPU
         expected = {
             "Llama": {"rms_norm_rounded_forward": 2, "add_rms_norm_rounded_forward": 2, "rotary_embedding": 4},

@@ -8,7 +8,6 @@ from types import FunctionType
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from .. import functional
 from .._arguments import autocasts
@@ -23,7 +22,7 @@ from . import layers
 from .fusing import HALVES, _are_alike, _is_sum_of_rows, _lowers, is_plain, letter_of
 from .layers import takes
 
-HELPERS = ("norm_before", "norm_and_input", "add_norm", "product_and_activation", "is_lowered_again", "rotation")
+HELPERS = ("norm_before", "add_norm", "product_and_activation", "is_lowered_again", "rotation")
 # Of a tensor, what does not depend on its elements and dtype.
 SIZES = ("shape", "size", "dim", "ndim", "device", "numel")
 
@@ -169,58 +168,6 @@ def norm_before(input: Tensor, norm, consumer, key) -> Tensor:
         if rms is not None and rms[2] is not None:
             return rms_norm_rounded_forward(input, *rms, dtype)[0]
     return norm(input)
-
-
-PASSES = False
-
-
-def norm_and_input(input: Tensor, norm, consumer, key) -> tuple[Tensor, Tensor]:
-    """norm_before, and the input, of which the gradients of both uses are added in the norm's backward pass."""
-    if PASSES and takes(input) and input.is_cuda and input.dtype is torch.float32 and torch.is_grad_enabled():
-        eager = not is_dynamo_compiling() and torch._C._functorch.maybe_current_level() is None
-        dtype = _half_for(consumer, key, input) if eager and input.requires_grad else None
-        if dtype is not None and letter_of(norm) == "n" and is_plain(norm, "n"):
-            weight, bias = parameter(norm, "weight"), parameter(norm, "bias")
-            return _NormAndInput.apply(input, norm.normalized_shape, weight, bias, norm.eps, dtype, False)
-        rms = _rms_arguments(norm, input) if dtype is not None else None
-        if rms is not None and rms[2] is not None:
-            return _NormAndInput.apply(input, rms[0], rms[1], None, rms[2], dtype, True)
-    return norm_before(input, norm, consumer, key), input
-
-
-class _NormAndInput(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, shape, weight, bias, eps, dtype, is_rms):
-        if is_rms:
-            output, rstd = rms_norm_rounded_forward(input, shape, weight, eps, dtype)
-            mean = None
-        else:
-            output, mean, rstd = layer_norm_rounded_forward(input, shape, weight, bias, eps, dtype)
-        ctx.shape, ctx.eps, ctx.bias_dtype = shape, eps, None if bias is None else bias.dtype
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(input, weight, mean, rstd)
-        return output, input.view_as(input)
-
-    @staticmethod
-    def backward(ctx, grad_output, grad_input):
-        input, weight, mean, rstd = ctx.saved_tensors
-        if grad_output is None:
-            return grad_input, *(None,) * 6
-        _, _, *wanted = ctx.needs_input_grad[:4]
-        rest = ctx.eps, input.dtype, input.dtype
-        if mean is None:
-            grads = torch.ops.cuda_ops.add_rms_norm_rounded_gradients(
-                grad_output, grad_input, input, ctx.shape, weight, rstd, *rest, [False, True, wanted[0]]
-            )
-        else:
-            grads = torch.ops.cuda_ops.add_layer_norm_rounded_gradients(
-                grad_output, grad_input, input, ctx.shape, weight, mean, rstd, rest[0], ctx.bias_dtype, *rest[1:],
-                [False, True, *wanted],
-            )  # fmt: skip
-        grads = iter(grads)
-        first = next(grads)
-        of_parameters = [next(grads) if wants else None for wants in wanted]
-        return first, None, *of_parameters, None, None, None
 
 
 def add_norm(input: Tensor, residual: Tensor, norm, consumer, key) -> tuple[Tensor, Tensor]:

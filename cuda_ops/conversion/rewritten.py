@@ -266,22 +266,8 @@ class _Finder:
         if found is None:
             return False
         result, norm, argument, layer, key = found
-        arguments = _read(argument), _attribute(norm), _attribute(layer), ast.Constant(key)
-        # The argument's other names, which it was given right before.
-        first, names = number, [argument]
-        while first > 0 and _assigned(self.body[first - 1]) and _name(self.body[first - 1].value) == argument:
-            first -= 1
-            names.append(_assigned(self.body[first]))
-        live = [name for name in names if name != result and not self.is_dead(name, number)]
-        if not live:
-            self.replace(number, number, [_assign(result, _call("norm_before", *arguments))])
-            return True
-        normed, passed = f"{PREFIX}normed", f"{PREFIX}passed"
-        pair = ast.Tuple([ast.Name(normed, ast.Store()), ast.Name(passed, ast.Store())], ast.Store())
-        both = ast.Assign([pair], _call("norm_and_input", *arguments))
-        renamed = [_assign(name, _read(passed)) for name in live]
-        done = ast.Delete([ast.Name(normed, ast.Del()), ast.Name(passed, ast.Del())])
-        self.replace(number, number, [both, *renamed, _assign(result, _read(normed)), done])
+        value = _call("norm_before", _read(argument), _attribute(norm), _attribute(layer), ast.Constant(key))
+        self.replace(number, number, [_assign(result, value)])
         return True
 
     def is_sum(self, statement) -> str | None:
