@@ -47,7 +47,10 @@ def convert(
             dense layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch
             but on an attribute of the module; no value of a global, no mode of PyTorch's asked for or turned, no walk
             through its parameters); there functions of torch.nn.functional become ours too. Layers with hooks, or
-            changed later, are called one by one. In every forward, calls of
+            changed later, are called one by one. Of other forwards, such as those of transformers' blocks, neighbouring
+            statements become one where they are plain: a residual sum and the norm behind it, a norm and the layer that
+            alone takes what it returns (under autocast rounded once for all of that layer's products), a linear layer
+            and its activation, the rotation of Llama's queries and keys. In every forward, calls of
             torch.nn.functional.scaled_dot_product_attention become ours, and those of transformers' models whose
             attention is sdpa; eager attention, which returns the weights, is left.
         only: names of submodules (with * and ? as in file names), names of classes, or classes: what to convert.
@@ -64,7 +67,8 @@ def convert(
     PyTorch's, decided at each call; so is a TransformerEncoderLayer in evaluation without gradients, which then calls
     none of its layers. Dropout draws other numbers than PyTorch's after the same seed. ReLU6 and Hardtanh
     save their output for the gradient, as ReLU does, and a fused residual sum what was added: these must not be written
-    into afterwards. Converting again
+    into afterwards; nor, under autocast on CUDA, weights of linear layers between forward and backward, of whose
+    gradients none is rounded to autocast's dtype on the way. Converting again
     takes what is new. Convert after torch.fx has rewritten a model, not before: it does not see through our layers.
 
     Example:
