@@ -208,6 +208,12 @@ def cases(device) -> Iterator[Case]:
         (images, images.clone(), channels.view(4, 1, 1)),
     )
     yield Case(
+        "rotary_embedding",
+        lambda x, c, s: ours.rotary_embedding(x, c, s),
+        lambda x, c, s: x * c + torch.cat((-x[..., 4:], x[..., :4]), -1) * s,
+        (images, images[:1, 0].detach(), images[:1, 1].detach()),
+    )
+    yield Case(
         "excitation",
         lambda x, w, b, v, c: ours.excitation(x, w, b, v, c),
         lambda x, w, b, v, c: native.linear(native.relu(native.linear(x, w, b)), v, c),

@@ -62,6 +62,14 @@ def register_formulas(flop_counter):
     def _(input, weight, *args, out_shape=None):
         return 2 * prod(input) * weight[0]
 
+    @register("linear_untransposed_forward")
+    def _(input, weight, *args, out_shape=None):
+        return 2 * prod(input) * weight[1]
+
+    @register("linear_rounded_forward")
+    def _(input, weight, *args, out_shape=None):
+        return 2 * prod(input) * prod(weight) // max(1, input[-1])
+
     @register("excitation_forward")
     def _(input, weight1, bias1, weight2, *args, out_shape=None):
         return 2 * input[0] * weight1[0] * (weight1[1] + weight2[0])

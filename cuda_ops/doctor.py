@@ -59,6 +59,10 @@ def example_calls(make):
     def hardsigmoid(input):
         return F.hardtanh(input + 3, 0, 6) / 6
 
+    def rotated(input, cos, sin):
+        first, second = input.chunk(2, -1)
+        return input * cos + torch.cat((-second, first), -1) * sin
+
     def normalized(images, indices, mean, std, dtype):
         return (images[indices].double() / 255 - mean) / std
 
@@ -144,6 +148,7 @@ def example_calls(make):
             (make(3, 4), make(2, 4), make(2), make(3, 2), make(3)),
             lambda x, w1, b1, w2, b2: F.linear(F.linear(x, w1, b1).relu(), w2, b2),
         ),
+        "rotary_embedding": ((make(1, 2, 3, 4), *make(2, 1, 3, 4).detach().unbind()), rotated),
         "scale_channels": ((make(2, 3, 4), make(2, 3)), lambda input, scale: input * scale[..., None]),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
         "linear_cross_entropy": (

@@ -80,6 +80,7 @@ from .ops.prod import prod
 from .ops.relu import relu
 from .ops.relu6 import relu6
 from .ops.rms_norm import rms_norm
+from .ops.rotary_embedding import rotary_embedding
 from .ops.scale_channels import scale_channels
 from .ops.scatter_add import scatter_add, scatter_add_
 from .ops.sigmoid import sigmoid
@@ -172,6 +173,7 @@ __all__ = [
     "relu",
     "relu6",
     "rms_norm",
+    "rotary_embedding",
     "scale_channels",
     "scaled_dot_product_attention",
     "scatter_add",

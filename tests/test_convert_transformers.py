@@ -55,10 +55,10 @@ def tiny(name):
 
 FUSED = {
     "Bert": ["add_layer_norm", "linear_gelu", "scaled_dot_product_attention"],
-    "GPT2": ["scaled_dot_product_attention"],
-    "ViT": ["linear_gelu", "scaled_dot_product_attention"],
-    "Llama": ["swiglu", "scaled_dot_product_attention"],
-    "T5": ["scaled_dot_product_attention"],
+    "GPT2": ["add_layer_norm", "linear_gelu", "scaled_dot_product_attention"],
+    "ViT": ["add_layer_norm", "linear_gelu", "scaled_dot_product_attention"],
+    "Llama": ["add_rms_norm", "rotary_embedding", "swiglu", "scaled_dot_product_attention"],
+    "T5": ["linear_relu", "scaled_dot_product_attention"],
 }
 ATTENTIONS = {"Bert": 2, "GPT2": 2, "ViT": 2, "Llama": 2, "T5": 6}
 OF_TEXT = ["Bert", "GPT2", "Llama", "T5"]
@@ -220,8 +220,10 @@ def test_torch_export(name):
 @pytest.mark.parametrize("name", FUSED)
 def test_other_precisions(name, dtype, monkeypatch):
     """As exact as PyTorch's own; transformers' norms, which compute in float32, are ours then."""
-    norms, norm = [], cuda_ops.functional.rms_norm
-    monkeypatch.setattr(cuda_ops.functional, "rms_norm", lambda *a: norms.append(a) or norm(*a))
+    norms = []
+    for op in ("rms_norm", "add_rms_norm"):
+        norm = getattr(cuda_ops.functional, op)
+        monkeypatch.setattr(cuda_ops.functional, op, lambda *a, norm=norm: norms.append(a) or norm(*a))
     ours, native, inputs = pair(name)
     images_of = {key: value for key, value in inputs.items() if value.is_floating_point()}
     exact = native(**inputs)[0]

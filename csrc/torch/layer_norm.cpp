@@ -550,8 +550,8 @@ Tensor float_vectors(const OptionalTensor &parameter)
 
 } // namespace
 
-// layer_norm of input, or of residual + input, computed in its own dtype or float32 and rounded to `half`.
-static Normalized rounded_forward(const char *op, const Tensor &input, const Tensor *residual,
+// The norm of input, or of residual + input, computed in its own dtype or float32 and rounded to `half`.
+static Normalized rounded_forward(const char *op, cuda_ops_norm norm, const Tensor &input, const Tensor *residual,
                                   at::IntArrayRef normalized_shape, const OptionalTensor &weight,
                                   const OptionalTensor &bias, double eps, at::ScalarType half)
 {
@@ -577,20 +577,21 @@ static Normalized rounded_forward(const char *op, const Tensor &input, const Ten
         Normalized result;
         result.output = empty(x.sizes(), x.options().dtype(half));
         result.rstd = empty({shape.rows}, x.options().dtype(at::kFloat));
-        result.mean = empty({shape.rows}, x.options().dtype(at::kDouble));
+        if (norm == CUDA_OPS_LAYER_NORM)
+            result.mean = empty({shape.rows}, x.options().dtype(at::kDouble));
         if (residual)
             result.sum = empty(x.sizes(), x.options().dtype(at::kFloat));
-        CUDA_OPS_LAUNCH(op,
-                        cuda_ops_layer_norm_rounded_forward_cuda(
-                            result.output.data_ptr(), residual ? result.sum.data_ptr<float>() : nullptr,
-                            result.mean.data_ptr<double>(), result.rstd.data_ptr<float>(), x.const_data_ptr(),
-                            residual ? r.const_data_ptr<float>() : nullptr, static_cast<const float *>(data_or_null(w)),
-                            static_cast<const float *>(data_or_null(b)), shape.rows, shape.cols, eps,
-                            check_dtype(op, "output", result.output), current_stream(op)));
+        CUDA_OPS_LAUNCH(
+            op, cuda_ops_layer_norm_rounded_forward_cuda(
+                    result.output.data_ptr(), residual ? result.sum.data_ptr<float>() : nullptr,
+                    result.mean.defined() ? result.mean.data_ptr<double>() : nullptr, result.rstd.data_ptr<float>(),
+                    x.const_data_ptr(), residual ? r.const_data_ptr<float>() : nullptr,
+                    static_cast<const float *>(data_or_null(w)), static_cast<const float *>(data_or_null(b)),
+                    shape.rows, shape.cols, eps, check_dtype(op, "output", result.output), current_stream(op)));
         return result;
     }
     const Tensor x = input.to(type), r = residual ? residual->to(type) : Tensor();
-    Normalized result = norm_forward(op, CUDA_OPS_LAYER_NORM, x, residual ? &r : nullptr, normalized_shape,
+    Normalized result = norm_forward(op, norm, x, residual ? &r : nullptr, normalized_shape,
                                      parameter_beside(weight, type), parameter_beside(bias, type), eps, 0.0);
     result.output = result.output.to(half);
     return result;
@@ -600,8 +601,8 @@ static std::tuple<Tensor, Tensor, Tensor>
 layer_norm_rounded_forward(const Tensor &input, at::IntArrayRef normalized_shape, const OptionalTensor &weight,
                            const OptionalTensor &bias, double eps, at::ScalarType dtype)
 {
-    const Normalized n =
-        rounded_forward("layer_norm_rounded", input, nullptr, normalized_shape, weight, bias, eps, dtype);
+    const Normalized n = rounded_forward("layer_norm_rounded", CUDA_OPS_LAYER_NORM, input, nullptr, normalized_shape,
+                                         weight, bias, eps, dtype);
     return {n.output, n.mean, n.rstd};
 }
 
@@ -610,19 +611,37 @@ add_layer_norm_rounded_forward(const Tensor &input, const Tensor &residual, at::
                                const OptionalTensor &weight, const OptionalTensor &bias, double eps,
                                at::ScalarType dtype)
 {
-    const Normalized n =
-        rounded_forward("add_layer_norm_rounded", input, &residual, normalized_shape, weight, bias, eps, dtype);
+    const Normalized n = rounded_forward("add_layer_norm_rounded", CUDA_OPS_LAYER_NORM, input, &residual,
+                                         normalized_shape, weight, bias, eps, dtype);
     return {n.output, n.sum, n.mean, n.rstd};
 }
 
-// grad_addend: grad_input in `addend_type`, where that is wanted and another dtype.
-static std::tuple<Tensor, Tensor, Tensor, Tensor>
-layer_norm_rounded_backward(const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &input,
-                            at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &mean,
-                            const Tensor &rstd, std::optional<at::ScalarType> bias_type,
-                            std::optional<at::ScalarType> addend_type, std::array<bool, 3> wanted)
+static std::tuple<Tensor, Tensor> rms_norm_rounded_forward(const Tensor &input, at::IntArrayRef normalized_shape,
+                                                           const OptionalTensor &weight, double eps,
+                                                           at::ScalarType dtype)
 {
-    const char *const op = "layer_norm_rounded_backward";
+    const Normalized n = rounded_forward("rms_norm_rounded", CUDA_OPS_RMS_NORM, input, nullptr, normalized_shape,
+                                         weight, std::nullopt, eps, dtype);
+    return {n.output, n.rstd};
+}
+
+static std::tuple<Tensor, Tensor, Tensor> add_rms_norm_rounded_forward(const Tensor &input, const Tensor &residual,
+                                                                       at::IntArrayRef normalized_shape,
+                                                                       const OptionalTensor &weight, double eps,
+                                                                       at::ScalarType dtype)
+{
+    const Normalized n = rounded_forward("add_rms_norm_rounded", CUDA_OPS_RMS_NORM, input, &residual, normalized_shape,
+                                         weight, std::nullopt, eps, dtype);
+    return {n.output, n.sum, n.rstd};
+}
+
+// grad_addend: grad_input in `addend_type`, where that is wanted and another dtype. mean: NULL for rms_norm.
+static std::tuple<Tensor, Tensor, Tensor, Tensor>
+rounded_backward(const char *op, const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &input,
+                 at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor *mean, const Tensor &rstd,
+                 std::optional<at::ScalarType> bias_type, std::optional<at::ScalarType> addend_type,
+                 std::array<bool, 3> wanted)
+{
     check_dtype(op, "input", input);
     check_dtype(op, "grad_output", grad_output);
     check_same_device(op, "grad_output", grad_output, "input", input);
@@ -639,14 +658,15 @@ layer_norm_rounded_backward(const Tensor &grad_output, const OptionalTensor &gra
             check_like(op, "grad_sum", *grad_sum, "input", input);
             check_same_shape(op, "grad_sum", *grad_sum, "input", input);
         }
-        for (const Tensor *const statistic : {&mean, &rstd})
-            TORCH_CHECK(statistic->scalar_type() == (statistic == &mean ? at::kDouble : at::kFloat) &&
-                            statistic->dim() == 1 && statistic->size(0) == shape.rows &&
-                            statistic->device() == input.device(),
+        for (const Tensor *const statistic : {mean, &rstd})
+            TORCH_CHECK(!statistic || (statistic->scalar_type() == (statistic == mean ? at::kDouble : at::kFloat) &&
+                                       statistic->dim() == 1 && statistic->size(0) == shape.rows &&
+                                       statistic->device() == input.device()),
                         op, ": expected mean and rstd to be what forward returned, got ", statistic->toString(),
                         " of shape ", statistic->sizes());
         const Tensor x = contiguous_vectors(input), g = contiguous_vectors(grad_output), w = float_vectors(weight);
-        const Tensor more = grad_sum ? contiguous_vectors(*grad_sum) : Tensor(), m = mean.contiguous();
+        const Tensor more = grad_sum ? contiguous_vectors(*grad_sum) : Tensor();
+        const Tensor m = mean ? mean->contiguous() : Tensor();
         const Tensor r = rstd.contiguous();
         const auto like = [&](bool is_wanted, at::IntArrayRef sizes, at::ScalarType its_type) {
             return empty(is_wanted ? sizes : at::IntArrayRef({0}), x.options().dtype(its_type));
@@ -659,25 +679,47 @@ layer_norm_rounded_backward(const Tensor &grad_output, const OptionalTensor &gra
         if (wanted[1] || wanted[2])
             workspace = empty_bytes(cuda_ops_layer_norm_rounded_workspace_cuda(shape.rows, shape.cols), x);
 #endif
-        CUDA_OPS_LAUNCH(
-            op,
-            cuda_ops_layer_norm_rounded_backward_cuda(
-                wanted[0] ? grad_input.data_ptr<float>() : nullptr, with_addend ? grad_addend.data_ptr() : nullptr,
-                wanted[1] ? grad_weight.data_ptr<float>() : nullptr, wanted[2] ? grad_bias.data_ptr<float>() : nullptr,
-                workspace.defined() ? workspace.data_ptr() : nullptr, g.const_data_ptr(),
-                static_cast<const float *>(data_or_null(more)), x.const_data_ptr<float>(),
-                static_cast<const float *>(data_or_null(w)), m.const_data_ptr<double>(), r.const_data_ptr<float>(),
-                shape.rows, shape.cols, check_dtype(op, "grad_output", grad_output), current_stream(op)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_layer_norm_rounded_backward_cuda(
+                                wanted[0] ? grad_input.data_ptr<float>() : nullptr,
+                                with_addend ? grad_addend.data_ptr() : nullptr,
+                                wanted[1] ? grad_weight.data_ptr<float>() : nullptr,
+                                wanted[2] ? grad_bias.data_ptr<float>() : nullptr,
+                                workspace.defined() ? workspace.data_ptr() : nullptr, g.const_data_ptr(),
+                                static_cast<const float *>(data_or_null(more)), x.const_data_ptr<float>(),
+                                static_cast<const float *>(data_or_null(w)),
+                                static_cast<const double *>(data_or_null(m)), r.const_data_ptr<float>(), shape.rows,
+                                shape.cols, check_dtype(op, "grad_output", grad_output), current_stream(op)));
         return {grad_input, grad_addend, grad_weight.to(parameter_type), grad_bias.to(parameter_type)};
     }
     const auto [grad_input, grad_weight, grad_bias, sums] =
-        norm_backward(op, CUDA_OPS_LAYER_NORM, grad_output.to(type), grad_sum, input, normalized_shape,
-                      parameter_beside(weight, type), &mean, rstd,
+        norm_backward(op, mean ? CUDA_OPS_LAYER_NORM : CUDA_OPS_RMS_NORM, grad_output.to(type), grad_sum, input,
+                      normalized_shape, parameter_beside(weight, type), mean, rstd,
                       is_half(type) || parameter_type == type ? bias_type : std::optional(type),
                       {wanted[0], wanted[1], wanted[2], false});
     const Tensor grad_addend =
         with_addend ? grad_input.to(*addend_type) : empty({0}, input.options().dtype(addend_type.value_or(type)));
     return {grad_input, grad_addend, grad_weight.to(parameter_type), grad_bias.to(parameter_type)};
+}
+
+static std::tuple<Tensor, Tensor, Tensor, Tensor>
+layer_norm_rounded_backward(const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &input,
+                            at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &mean,
+                            const Tensor &rstd, std::optional<at::ScalarType> bias_type,
+                            std::optional<at::ScalarType> addend_type, std::array<bool, 3> wanted)
+{
+    return rounded_backward("layer_norm_rounded_backward", grad_output, grad_sum, input, normalized_shape, weight,
+                            &mean, rstd, bias_type, addend_type, wanted);
+}
+
+static std::tuple<Tensor, Tensor, Tensor>
+rms_norm_rounded_backward(const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &input,
+                          at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &rstd,
+                          std::optional<at::ScalarType> addend_type, std::array<bool, 2> wanted)
+{
+    const auto [grad_input, grad_addend, grad_weight, grad_bias] =
+        rounded_backward("rms_norm_rounded_backward", grad_output, grad_sum, input, normalized_shape, weight, nullptr,
+                         rstd, std::nullopt, addend_type, {wanted[0], wanted[1], false});
+    return {grad_input, grad_addend, grad_weight};
 }
 
 // The wanted gradients of add_layer_norm_rounded: of the kernel, or, where they are differentiated further, composed.
@@ -729,6 +771,52 @@ layer_norm_rounded_gradients(const Tensor &grad_output, const Tensor &input, c10
     return add_layer_norm_rounded_gradients(grad_output, std::nullopt, input, normalized_shape, weight, mean, rstd, eps,
                                             bias_type, input.scalar_type(), input.scalar_type(),
                                             {false, wanted[0], wanted[1], wanted[2]});
+}
+
+// Likewise those of add_rms_norm_rounded.
+static std::vector<Tensor> add_rms_norm_rounded_gradients(const Tensor &grad_output, const OptionalTensor &grad_sum,
+                                                          const Tensor &sum, c10::SymIntArrayRef normalized_shape,
+                                                          const OptionalTensor &weight, const Tensor &rstd, double eps,
+                                                          at::ScalarType input_type, at::ScalarType residual_type,
+                                                          std::array<bool, 3> wanted)
+{
+    using Rounded = std::tuple<Tensor, Tensor, Tensor>(const Tensor &, const OptionalTensor &, const Tensor &,
+                                                       c10::SymIntArrayRef, const OptionalTensor &, const Tensor &,
+                                                       std::optional<at::ScalarType>, std::array<bool, 2>);
+    static const auto fused = registered_op<Rounded>("cuda_ops::rms_norm_rounded_backward");
+    check_normalized_shape("add_rms_norm_rounded", normalized_shape);
+    const at::ScalarType type = sum.scalar_type();
+    const bool of_sum = wanted[0] || wanted[1];
+    Tensor grad, addend, grad_weight;
+    if (is_differentiated_further({grad_output, grad_sum.value_or(Tensor()), sum, weight.value_or(Tensor())})) {
+        std::tie(grad, grad_weight) =
+            rms_norm_backward_op().call(grad_output.to(type), grad_sum, sum, normalized_shape,
+                                        parameter_beside(weight, type), rstd, eps, {of_sum, wanted[2]});
+        if (weight)
+            grad_weight = grad_weight.to(weight->scalar_type());
+    } else {
+        const bool with_addend = wanted[0] && input_type != type;
+        std::tie(grad, addend, grad_weight) =
+            fused.call(grad_output, grad_sum, sum, normalized_shape, weight, rstd,
+                       with_addend ? std::optional(input_type) : std::nullopt, {of_sum, wanted[2]});
+    }
+    std::vector<Tensor> grads;
+    if (wanted[0])
+        grads.push_back(addend.defined() && input_type != type ? addend : grad.to(input_type));
+    if (wanted[1])
+        grads.push_back(grad.to(residual_type));
+    if (wanted[2])
+        grads.push_back(grad_weight);
+    return grads;
+}
+
+static std::vector<Tensor> rms_norm_rounded_gradients(const Tensor &grad_output, const Tensor &input,
+                                                      c10::SymIntArrayRef normalized_shape,
+                                                      const OptionalTensor &weight, const Tensor &rstd, double eps,
+                                                      std::array<bool, 2> wanted)
+{
+    return add_rms_norm_rounded_gradients(grad_output, std::nullopt, input, normalized_shape, weight, rstd, eps,
+                                          input.scalar_type(), input.scalar_type(), {false, wanted[0], wanted[1]});
 }
 
 // What output changes by where the input of the norm changes by `tangent`. The normalised value's derivative is
@@ -827,6 +915,33 @@ add_rms_norm_tangents(const OptionalTensor &tangent_input, const OptionalTensor 
     if (tangent_weight)
         output = output + std::get<0>(op.call(sum, normalized_shape, tangent_weight, eps));
     return {output, t};
+}
+
+// Those of output and sum. Without an addition the sum is the input.
+static std::tuple<Tensor, Tensor> add_rms_norm_rounded_tangents(const OptionalTensor &tangent_input,
+                                                                const OptionalTensor &tangent_residual,
+                                                                const OptionalTensor &tangent_weight, const Tensor &sum,
+                                                                c10::SymIntArrayRef normalized_shape,
+                                                                const OptionalTensor &weight, const Tensor &rstd,
+                                                                double eps, at::ScalarType dtype)
+{
+    const at::ScalarType type = sum.scalar_type();
+    const auto wide = [&](const OptionalTensor &tensor) {
+        return tensor ? OptionalTensor(tensor->to(type)) : std::nullopt;
+    };
+    const auto [output, tangent] =
+        add_rms_norm_tangents(wide(tangent_input), wide(tangent_residual), wide(tangent_weight), sum, normalized_shape,
+                              parameter_beside(weight, type), rstd, sum.new_zeros({0}, at::kLong), eps, 0.0);
+    return {output.to(dtype), tangent};
+}
+
+static Tensor rms_norm_rounded_tangent(const OptionalTensor &tangent_input, const OptionalTensor &tangent_weight,
+                                       const Tensor &input, c10::SymIntArrayRef normalized_shape,
+                                       const OptionalTensor &weight, const Tensor &rstd, double eps,
+                                       at::ScalarType dtype)
+{
+    return std::get<0>(add_rms_norm_rounded_tangents(tangent_input, std::nullopt, tangent_weight, input,
+                                                     normalized_shape, weight, rstd, eps, dtype));
 }
 
 } // namespace cuda_ops
@@ -929,6 +1044,41 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor mean, Tensor rstd, float eps, ScalarType dtype)"
                 " -> (Tensor tangent_output, Tensor tangent_sum)",
                 cuda_ops::add_layer_norm_rounded_tangents);
+    library.def("rms_norm_rounded_forward(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "
+                "ScalarType dtype) -> (Tensor output, Tensor rstd)");
+    library.def("add_rms_norm_rounded_forward(Tensor input, Tensor residual, SymInt[] normalized_shape, "
+                "Tensor? weight, float eps, ScalarType dtype) -> (Tensor output, Tensor sum, Tensor rstd)");
+    library.def("rms_norm_rounded_backward(Tensor grad_output, Tensor? grad_sum, Tensor input, "
+                "SymInt[] normalized_shape, Tensor? weight, Tensor rstd, ScalarType? addend_dtype, bool[2] wanted)"
+                " -> (Tensor grad_input, Tensor grad_addend, Tensor grad_weight)");
+    library.def("rms_norm_rounded_gradients(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
+                "Tensor? weight, Tensor rstd, float eps, bool[2] wanted) -> Tensor[]",
+                cuda_ops::rms_norm_rounded_gradients);
+    library.def("add_rms_norm_rounded_gradients(Tensor grad_output, Tensor? grad_sum, Tensor sum, "
+                "SymInt[] normalized_shape, Tensor? weight, Tensor rstd, float eps, ScalarType input_dtype, "
+                "ScalarType residual_dtype, bool[3] wanted) -> Tensor[]",
+                cuda_ops::add_rms_norm_rounded_gradients);
+    library.def("rms_norm_rounded_tangent(Tensor? tangent_input, Tensor? tangent_weight, Tensor input, "
+                "SymInt[] normalized_shape, Tensor? weight, Tensor rstd, float eps, ScalarType dtype) -> Tensor",
+                cuda_ops::rms_norm_rounded_tangent);
+    library.def("add_rms_norm_rounded_tangents(Tensor? tangent_input, Tensor? tangent_residual, "
+                "Tensor? tangent_weight, Tensor sum, SymInt[] normalized_shape, Tensor? weight, Tensor rstd, "
+                "float eps, ScalarType dtype) -> (Tensor tangent_output, Tensor tangent_sum)",
+                cuda_ops::add_rms_norm_rounded_tangents);
+    CUDA_OPS_IMPLEMENT(library, "rms_norm_rounded_forward", cuda_ops::rms_norm_rounded_forward);
+    CUDA_OPS_IMPLEMENT(library, "add_rms_norm_rounded_forward", cuda_ops::add_rms_norm_rounded_forward);
+    CUDA_OPS_IMPLEMENT(library, "rms_norm_rounded_backward", cuda_ops::rms_norm_rounded_backward);
+    CUDA_OPS_DERIVATIVES(
+        library, "rms_norm_rounded_forward",
+        {"input, weight: rms_norm_rounded_gradients(grad_output, input, normalized_shape, weight, rstd, eps, wanted)",
+         "output <- rms_norm_rounded_tangent(tangent_input, tangent_weight, input, normalized_shape, weight, rstd, "
+         "eps, dtype)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "add_rms_norm_rounded_forward",
+        {"input, residual, weight: add_rms_norm_rounded_gradients(grad_output, grad_sum, sum, normalized_shape, "
+         "weight, rstd, eps, input.dtype, residual.dtype, wanted)",
+         "output, sum <- add_rms_norm_rounded_tangents(tangent_input, tangent_residual, tangent_weight, sum, "
+         "normalized_shape, weight, rstd, eps, dtype)"});
     CUDA_OPS_IMPLEMENT(library, "layer_norm_rounded_forward", cuda_ops::layer_norm_rounded_forward);
     CUDA_OPS_IMPLEMENT(library, "add_layer_norm_rounded_forward", cuda_ops::add_layer_norm_rounded_forward);
     CUDA_OPS_IMPLEMENT(library, "layer_norm_rounded_backward", cuda_ops::layer_norm_rounded_backward);

@@ -5,7 +5,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "autograd.h"
@@ -59,6 +61,13 @@ static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &x, const
 {
     return gemm_cuda("linear", output, x.const_data_ptr(), w.const_data_ptr(), bias,
                      dense_problem(size.rows, size.out_features, size.in_features, false, true, dtype));
+}
+
+static cuda_ops_status forward_untransposed_cuda(const Tensor &output, const Tensor &x, const Tensor &w,
+                                                 const void *bias, LinearSizes size, cuda_ops_dtype dtype)
+{
+    return gemm_cuda("linear_untransposed", output, x.const_data_ptr(), w.const_data_ptr(), bias,
+                     dense_problem(size.rows, size.out_features, size.in_features, false, false, dtype));
 }
 
 static cuda_ops_status backward_input_cuda(const Tensor &grad_input, const Tensor &g, const Tensor &w, LinearSizes size,
@@ -129,6 +138,32 @@ static Tensor linear_forward(const Tensor &input, const Tensor &weight, const st
                                                                w.const_data_ptr(), bias_data, workspace, size.rows,
                                                                size.in_features, size.out_features, block, dtype);
                         });
+    return output;
+}
+
+// input * weight + bias: of a weight that lies as (in_features, out_features).
+static Tensor linear_untransposed_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias)
+{
+    const char *const op = "linear_untransposed";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    check_like(op, "weight", weight, "input", input);
+    check_dim(op, "weight", weight, 2, 2);
+    const LinearSizes size{check_rows(op, "input", input, "in_features", weight.size(0), weight), weight.size(0),
+                           weight.size(1)};
+    if (bias) {
+        check_like(op, "bias", *bias, "input", input);
+        TORCH_CHECK(bias->dim() == 1 && bias->size(0) == size.out_features, op, ": expected bias to have shape [",
+                    size.out_features, "], the out_features of weight, got ", bias->sizes());
+    }
+    if (!input.is_cuda())
+        return linear_forward(input, weight.t(), bias);
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
+    [[maybe_unused]] const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
+    const Tensor output = empty_with_last(x, size.out_features);
+    (void)dtype;
+    if (output.numel() > 0)
+        CUDA_OPS_LAUNCH(op, forward_untransposed_cuda(output, x, w, bias_data, size, dtype));
     return output;
 }
 
@@ -249,6 +284,81 @@ static Tensor linear_backward_float32_bias(const Tensor &grad_output)
     return bias_gradient(grad_output, true);
 }
 
+// linear of an input in a half by float32 parameters, as autocast computes it; `rounded`: weight in that half. Apart from
+// casts the gradients of the parameters would be rounded, and cast back. untransposed: weight lies as (in_features,
+// out_features).
+static std::tuple<Tensor, Tensor> linear_rounded_forward(const Tensor &input, const Tensor &weight,
+                                                         const std::optional<Tensor> &bias, bool untransposed)
+{
+    const char *const op = "linear_rounded";
+    check_dtype(op, "input", input);
+    TORCH_CHECK(is_half(input.scalar_type()), op, ": expected input to be float16 or bfloat16, got ",
+                c10::getDtypeNames(input.scalar_type()).first);
+    for (const Tensor *const parameter : {&weight, bias ? &*bias : nullptr})
+        TORCH_CHECK(!parameter || parameter->scalar_type() == at::kFloat, op, ": expected ",
+                    parameter == &weight ? "weight" : "bias", " to be float32, got ",
+                    c10::getDtypeNames(parameter->scalar_type()).first);
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor rounded = weight.to(input.scalar_type(), false, false, at::MemoryFormat::Contiguous);
+#ifdef CUDA_OPS_WITH_CUDA
+    if (input.is_cuda() && weight.dim() == 2 && input.numel() > 0 && weight.numel() > 0) {
+        const int64_t features = weight.size(untransposed ? 0 : 1), outputs = weight.size(untransposed ? 1 : 0);
+        const int64_t rows = check_rows(op, "input", input, "in_features", features, weight);
+        check_same_device(op, "weight", weight, "input", input);
+        TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == outputs && bias->device() == input.device()), op,
+                    ": expected bias to have shape [", outputs, "], the out_features of weight, got ", bias->sizes());
+        const Tensor x = input.contiguous(), b = bias ? bias->contiguous() : Tensor();
+        const Tensor output = empty_with_last(x, outputs);
+        cuda_ops_gemm_problem problem =
+            dense_problem(rows, outputs, features, false, !untransposed, check_dtype(op, "input", x));
+        problem.bias_dtype = CUDA_OPS_FLOAT32; // which the kernels take as it is
+        CUDA_OPS_LAUNCH(op, gemm_cuda(op, output, x.const_data_ptr(), rounded.const_data_ptr(),
+                                      bias ? b.const_data_ptr() : nullptr, problem));
+        return {output, rounded};
+    }
+#endif
+    const std::optional<Tensor> b = bias ? std::optional(bias->to(input.scalar_type())) : std::nullopt;
+    return {untransposed ? linear_untransposed_forward(input, rounded, b) : linear_forward(input, rounded, b), rounded};
+}
+
+static std::vector<Tensor> linear_rounded_gradients(const Tensor &grad_output, const Tensor &input,
+                                                    const Tensor &weight, const Tensor &rounded, bool untransposed,
+                                                    std::array<bool, 3> wanted)
+{
+    using Product = Tensor(const Tensor &, const Tensor &);
+    using Forward = Tensor(const Tensor &, const Tensor &, const std::optional<Tensor> &);
+    static const auto forward = registered_op<Forward>("cuda_ops::linear_forward");
+    static const auto backward_input = registered_op<Product>("cuda_ops::linear_backward_input");
+    static const auto backward_weight = registered_op<Product>("cuda_ops::linear_backward_weight");
+    static const auto backward_float32_weight = registered_op<Product>("cuda_ops::linear_backward_float32_weight");
+    static const auto backward_bias = registered_op<Tensor(const Tensor &)>("cuda_ops::linear_backward_bias");
+    static const auto backward_float32_bias =
+        registered_op<Tensor(const Tensor &)>("cuda_ops::linear_backward_float32_bias");
+    const bool further = is_differentiated_further({grad_output, input, weight});
+    const Tensor w = further ? weight.to(input.scalar_type()) : rounded;
+    std::vector<Tensor> grads;
+    if (wanted[0])
+        grads.push_back(untransposed ? forward.call(grad_output, w, std::nullopt)
+                                     : backward_input.call(grad_output, w));
+    if (wanted[1]) {
+        const Tensor &rows = untransposed ? input : grad_output, &columns = untransposed ? grad_output : input;
+        grads.push_back(further ? backward_weight.call(rows, columns).to(at::kFloat)
+                                : backward_float32_weight.call(rows, columns));
+    }
+    if (wanted[2])
+        grads.push_back(further ? backward_bias.call(grad_output).to(at::kFloat)
+                                : backward_float32_bias.call(grad_output));
+    return grads;
+}
+
+// What output changes by where weight changes by `tangent`.
+static Tensor linear_rounded_tangent(const Tensor &input, const Tensor &tangent, bool untransposed)
+{
+    using Forward = Tensor(const Tensor &, const Tensor &, const std::optional<Tensor> &);
+    static const auto forward = registered_op<Forward>("cuda_ops::linear_forward");
+    return forward.call(input, (untransposed ? tangent.t() : tangent).to(input.scalar_type()), std::nullopt);
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
@@ -268,6 +378,32 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "linear_backward_bias", cuda_ops::linear_backward_bias);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_float32_bias", cuda_ops::linear_backward_float32_bias);
     CUDA_OPS_AUTOCAST(library, "linear_forward", LOWER_PRECISION);
+    // Of transformers' Conv1D (cuda_ops/conversion/layers.py), whose weight is (in_features, out_features).
+    library.def("linear_untransposed_forward(Tensor input, Tensor weight, Tensor? bias) -> (Tensor output)");
+    CUDA_OPS_IMPLEMENT(library, "linear_untransposed_forward", cuda_ops::linear_untransposed_forward);
+    CUDA_OPS_AUTOCAST(library, "linear_untransposed_forward", LOWER_PRECISION);
+    CUDA_OPS_DERIVATIVES(library, "linear_untransposed_forward",
+                         {"input: linear_forward(grad_output, weight, none)",
+                          "weight: linear_backward_weight(input, grad_output)",
+                          "bias: linear_backward_bias(grad_output)",
+                          "output <- linear_untransposed_forward(tangent_input, weight, none)",
+                          "output <- linear_untransposed_forward(input, tangent_weight, none)",
+                          "output <- aten::expand(tangent_bias, output.size, false)"});
+    // For layers under autocast (cuda_ops/conversion/layers.py).
+    library.def("linear_rounded_forward(Tensor input, Tensor weight, Tensor? bias, bool untransposed)"
+                " -> (Tensor output, Tensor rounded)");
+    library.def("linear_rounded_gradients(Tensor grad_output, Tensor input, Tensor weight, Tensor rounded, "
+                "bool untransposed, bool[3] wanted) -> Tensor[]",
+                cuda_ops::linear_rounded_gradients);
+    library.def("linear_rounded_tangent(Tensor input, Tensor tangent, bool untransposed) -> Tensor",
+                cuda_ops::linear_rounded_tangent);
+    CUDA_OPS_IMPLEMENT(library, "linear_rounded_forward", cuda_ops::linear_rounded_forward);
+    CUDA_OPS_DERIVATIVES(library, "linear_rounded_forward",
+                         {"input, weight, bias: linear_rounded_gradients(grad_output, input, weight, rounded, "
+                          "untransposed, wanted)",
+                          "output <- linear_rounded_tangent(tangent_input, weight, untransposed)",
+                          "output <- linear_rounded_tangent(input, tangent_weight, untransposed)",
+                          "output <- expand_rows(tangent_bias, output.size, output.dtype)"});
     // The three products are each other's derivatives: output is linear in input and in weight, grad_input in
     // grad_output and in weight, grad_weight in grad_output and in input.
     CUDA_OPS_DERIVATIVES(

@@ -9,6 +9,8 @@ layers.py    the classes of single layers: ours, and for a call that our kernels
 fusing.py    runs of layers that one op of ours computes, as functions of these layers; Sequential's forward
 attention.py calls of scaled_dot_product_attention in forwards that torch.fx cannot trace, and in transformers' registry
 traced.py    the forward of other modules, where torch.fx can trace it and it is the same for every input
+rewritten.py the forward of others, which branch on arguments or take any number of them: rewritten as text
+fusing_blocks.py  what stands in for statements of such forwards
 report.py    what was done, and what was not and why
 swap.py      convert and revert
 """

@@ -21,7 +21,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .. import _modules
-from .layers import Functions
+from .layers import Functions, takes
 
 # Code of these folders is not the user's: what it does is known to torch.fx, or is ours.
 KNOWN = (*(f"{Path(path).parent}/" for path in (torch.__file__, __file__)), _modules.__file__)
@@ -98,6 +98,25 @@ def _is_registry(value) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+class GroupedHeads:
+    """transformers' use_gqa_in_sdpa, which repeats the heads of key and value for each that they serve where there is a
+    mask: our attention takes them as they are."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, attention_mask, key, *more):
+        # A single query is put beside those of the other heads instead.
+        several = type(attention_mask) in _modules.PLAIN and attention_mask.dim() == 4 and attention_mask.shape[2] > 1
+        taken = several and takes(key) and all(takes(tensor) for tensor in more)
+        return taken or self.function(attention_mask, key, *more)
+
+
+def is_gqa_question(value) -> bool:
+    name = "transformers.integrations.sdpa_attention"
+    return isinstance(value, FunctionType) and (value.__module__, value.__name__) == (name, "use_gqa_in_sdpa")
+
+
 def _codes(code: CodeType):
     """It, and those of comprehensions and functions in it."""
     yield code
@@ -133,6 +152,8 @@ class _Names:
                 found[name] = OURS
             elif by is not None and by <= self.attributes:
                 found[name] = module
+            elif is_gqa_question(value):
+                found[name] = GroupedHeads(value)
             elif _is_registry(value):
                 found[name] = _registries.setdefault(id(value), Registry(value))
         return found

@@ -17,8 +17,10 @@ import torch
 from .. import functional, nn
 from .._library import has_cuda
 from .._modules import PLAIN, as_node, has_plain_parameters, parameter
+from ..ops.linear import linear_rounded_forward, linear_untransposed_forward
 
 DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+HALVES = {torch.float16, torch.bfloat16}
 ON_CUDA = DTYPES if has_cuda() else set()
 STRIDED = torch.strided
 
@@ -52,11 +54,30 @@ def _layer(name: str, ours: type, native: type) -> type:
                 return node
             return (ours if takes(self.weight) else native).forward(self, *args, **kwargs)
     else:
-        forward = _forward(ours.forward, native)
+        forward = _forward(_linear if name == "Linear" else ours.forward, native)
     made = _class(name, ours, forward, native, f"cuda_ops.nn.{name}, and torch.nn.{name} for what that does not take.")
     if hasattr(ours, "_apply_instance_norm"):  # what the native forward calls too
         made._apply_instance_norm = _forward(ours._apply_instance_norm, native, method="_apply_instance_norm")
     return made
+
+
+def _linear(self, input):
+    weight, bias = parameter(self, "weight"), parameter(self, "bias")
+    half = _half_of_parameters(input, weight, bias)
+    if half is not None:
+        return linear_rounded_forward(input.to(half), weight, bias, False)[0]
+    return functional.linear(input, weight, bias)
+
+
+def _half_of_parameters(input, weight, bias) -> torch.dtype | None:
+    """The dtype to which autocast rounds float32 parameters on CUDA, for gradients that are left as they are summed;
+    None where autocast is not on, or may keep what it has rounded for another call, as it does without gradients."""
+    if not (input.is_cuda and torch.is_autocast_enabled("cuda") and torch.is_grad_enabled() and weight.requires_grad):
+        return None
+    if weight.dtype is not torch.float32 or (bias is not None and bias.dtype is not torch.float32):
+        return None
+    half = torch.get_autocast_dtype("cuda")
+    return half if half in HALVES and input.dtype in (torch.float32, half) else None
 
 
 def _forward(ours, native: type, fits=None, method: str = "forward"):
@@ -140,7 +161,11 @@ VIEWS_OF_TORCHVISION = {("torchvision.ops.misc", "Permute"), ("torchvision.model
 
 def _conv1d(self, x):
     """linear, whose weight lies (in, out). A product and a sum apart would have the bias's dtype under autocast."""
-    return functional.linear(x, parameter(self, "weight").t(), parameter(self, "bias"))
+    weight, bias = parameter(self, "weight"), parameter(self, "bias")
+    half = _half_of_parameters(x, weight, bias)
+    if half is not None:
+        return linear_rounded_forward(x.to(half), weight, bias, True)[0]
+    return linear_untransposed_forward(x, weight, bias)
 
 
 def _gelu_of_tanh(self, input):
@@ -203,6 +228,7 @@ def converted_layer(native: type) -> type | None:
         found = _of_transformers(native)
         if found is not None:
             LAYERS[native] = _class(name, native, _forward(found[0], native, found[1]), native, text)
+            LAYERS[native].cuda_ops_computes = found[0]
             LAYERS[native].__reduce_ex__ = _reduce_to_native
     return LAYERS.get(native)
 
@@ -269,6 +295,10 @@ def scaled_dot_product_attention(
         except NotImplementedError as error:
             if is_forced(error):
                 raise
+    if enable_gqa and attn_mask is not None:  # for which PyTorch has no fused kernel
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (tensor.repeat_interleave(repeats, -3) for tensor in (key, value))
+        enable_gqa = False
     return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )

@@ -1,5 +1,6 @@
 """convert and revert: the classes of a model's modules, there and back."""
 
+import contextlib
 import fnmatch
 from collections.abc import Iterable
 
@@ -11,6 +12,7 @@ from .attention import NAME, forget, what_is_called
 from .fusing import BLOCKS, residual_blocks, runs_of
 from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
 from .report import Fusion, Layer, Report
+from .rewritten import NotRewritten, rewritten
 from .traced import BLOCK, SEQUENCE, NotTraced, converted_class, recipe_of
 
 Selection = str | type | Iterable[str | type]
@@ -45,7 +47,10 @@ def convert(
             dense layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch
             but on an attribute of the module; no value of a global, no mode of PyTorch's asked for or turned, no walk
             through its parameters); there functions of torch.nn.functional become ours too. Layers with hooks, or
-            changed later, are called one by one. In every forward, calls of
+            changed later, are called one by one. Of other forwards, such as those of transformers' blocks, neighbouring
+            statements become one where they are plain: a residual sum and the norm behind it, a norm and the layer that
+            alone takes what it returns (under autocast rounded once for all of that layer's products), a linear layer
+            and its activation, the rotation of Llama's queries and keys. In every forward, calls of
             torch.nn.functional.scaled_dot_product_attention become ours, and those of transformers' models whose
             attention is sdpa; eager attention, which returns the weights, is left.
         only: names of submodules (with * and ? as in file names), names of classes, or classes: what to convert.
@@ -62,7 +67,8 @@ def convert(
     PyTorch's, decided at each call; so is a TransformerEncoderLayer in evaluation without gradients, which then calls
     none of its layers. Dropout draws other numbers than PyTorch's after the same seed. ReLU6 and Hardtanh
     save their output for the gradient, as ReLU does, and a fused residual sum what was added: these must not be written
-    into afterwards. Converting again
+    into afterwards; nor, under autocast on CUDA, weights of linear layers between forward and backward, of whose
+    gradients none is rounded to autocast's dtype on the way. Converting again
     takes what is new. Convert after torch.fx has rewritten a model, not before: it does not see through our layers.
 
     Example:
@@ -260,13 +266,17 @@ def _fuse(name, module, report: Report):
         recipe, gains = recipe_of(module)
     except NotTraced as reason:
         report.untraced[name] = str(reason)
+    text = None
+    if recipe is None:
+        with contextlib.suppress(NotRewritten):
+            text, gains = rewritten(module)
     calls, why_not = ([], None) if "forward" in module.__dict__ else what_is_called(module)
     if why_not is not None and not calls:
         report.layers.append(Layer(name, _kind(module), why_not))
     if calls and not any(op == NAME for op, _ in gains):
         gains += [(NAME, (call,)) for call in calls]
-    if recipe is not None or calls or why_not:
-        module.__class__ = converted_class(kind, recipe, bool(calls or why_not))
+    if recipe is not None or text is not None or calls or why_not:
+        module.__class__ = converted_class(kind, recipe, bool(calls or why_not), text)
     report.fusions += [Fusion(name, op, parts) for op, parts in gains]
     if gains and not (module._modules or module._parameters or module._buffers):
         # A layer that is no more than its forward, which is a call of ours now.

@@ -30,9 +30,10 @@ from torch.fx import Graph, Tracer
 
 from .._modules import unlike
 from . import fusing
-from .attention import NATIVE, is_users, methods_of
+from .attention import NATIVE, is_users, methods_of, rebound
 from .fusing import ACTIVATIONS, GATES, LETTER_OF, is_simple_window
 from .layers import FUNCTIONS, Functions
+from .rewritten import forward_of
 
 # Numbers of theirs are drawn anew at each call.
 RANDOM = ("random", "_random", "numpy.random", "secrets", "time")
@@ -122,12 +123,15 @@ SEQUENCE, BLOCK = "sequence", "block"
 _classes: dict[tuple, type] = {}
 
 
-def converted_class(cls: type, recipe, attention: bool = False) -> type:
-    """The subclass of `cls` with the forward of the recipe, if there is one, and with `attention` the methods by which
-    it calls ours; the same one for the same arguments."""
-    key = cls, recipe if recipe in (SEQUENCE, BLOCK, None) else recipe.key, attention
+def converted_class(cls: type, recipe, attention: bool = False, text: str | None = None) -> type:
+    """The subclass of `cls` with the forward of the recipe, if there is one, or of that text (rewritten.py), and with
+    `attention` the methods by which it calls ours; the same one for the same arguments."""
+    key = cls, recipe if recipe in (SEQUENCE, BLOCK, None) else recipe.key, attention, text
     if key not in _classes:
         members = methods_of(cls) if attention else {}
+        if text is not None:
+            forward = forward_of(cls, text)
+            members["forward"] = rebound(forward) if attention else forward
         if recipe == BLOCK:
             members["forward"] = fusing.BLOCKS[cls.__module__, cls.__qualname__][0]
         elif recipe == SEQUENCE:
@@ -140,7 +144,7 @@ def converted_class(cls: type, recipe, attention: bool = False) -> type:
             create, arguments, *rest = cls.__reduce_ex__(self, protocol)
             if create is not copyreg.__newobj__ or arguments != (type(self),):
                 return (create, arguments, *rest)  # of a class that says itself how it is copied
-            return (_new, (cls, recipe, attention), *rest)
+            return (_new, (cls, recipe, attention, text), *rest)
 
         members |= {"__reduce_ex__": __reduce_ex__, "cuda_ops_native": cls}
         members |= {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__")}
@@ -148,8 +152,8 @@ def converted_class(cls: type, recipe, attention: bool = False) -> type:
     return _classes[key]
 
 
-def _new(cls, recipe, attention=False):
-    made = converted_class(cls, recipe, attention)
+def _new(cls, recipe, attention=False, text=None):
+    made = converted_class(cls, recipe, attention, text)
     return made.__new__(made)
 
 

@@ -1,5 +1,5 @@
-"""layer_norm and add_layer_norm with an output in float16 or bfloat16, for conversion: what autocast computes in
-float32 and a layer behind it lowers at once."""
+"""layer_norm, rms_norm and both after an addition with an output in float16 or bfloat16, for conversion: what autocast
+computes in float32 and a layer behind it lowers at once."""
 
 import torch
 
@@ -9,6 +9,8 @@ from ._norm import check_shapes, empty_rstd
 
 require_ops("layer_norm_rounded_gradients", "add_layer_norm_rounded_gradients")
 require_ops("layer_norm_rounded_tangent", "add_layer_norm_rounded_tangents")
+require_ops("rms_norm_rounded_gradients", "add_rms_norm_rounded_gradients")
+require_ops("rms_norm_rounded_tangent", "add_rms_norm_rounded_tangents")
 
 
 def _empty(input, dtype):
@@ -40,5 +42,30 @@ def _(grad_output, grad_sum, input, normalized_shape, weight, mean, rstd, bias_d
     )
 
 
+@register_fake("cuda_ops::rms_norm_rounded_forward")
+def _(input, normalized_shape, weight, eps, dtype):
+    rows = check_shapes("rms_norm_rounded", input, normalized_shape, weight=weight)
+    return _empty(input, dtype), empty_rstd(input, rows)
+
+
+@register_fake("cuda_ops::add_rms_norm_rounded_forward")
+def _(input, residual, normalized_shape, weight, eps, dtype):
+    rows = check_shapes("add_rms_norm_rounded", input, normalized_shape, weight=weight)
+    sum = _empty(input, torch.promote_types(input.dtype, residual.dtype))
+    return _empty(input, dtype), sum, empty_rstd(sum, rows)
+
+
+@register_fake("cuda_ops::rms_norm_rounded_backward")
+def _(grad_output, grad_sum, input, normalized_shape, weight, rstd, addend_dtype, wanted):
+    with_addend = addend_dtype is not None and addend_dtype != input.dtype
+    return (
+        _empty(input, input.dtype) if wanted[0] else input.new_empty(0),
+        _empty(input, addend_dtype) if with_addend else input.new_empty(0, dtype=addend_dtype or input.dtype),
+        input.new_empty(normalized_shape if wanted[1] else 0, dtype=input.dtype if weight is None else weight.dtype),
+    )
+
+
 layer_norm_rounded_forward = operator("layer_norm_rounded_forward")
 add_layer_norm_rounded_forward = operator("add_layer_norm_rounded_forward")
+rms_norm_rounded_forward = operator("rms_norm_rounded_forward")
+add_rms_norm_rounded_forward = operator("add_rms_norm_rounded_forward")

@@ -5,8 +5,10 @@ from torch import Tensor
 
 from .._arguments import check_tensors_or_none, expect
 from .._autograd import autograd_function
-from .._fakes import register_fake
+from .._fakes import register_fake, require_ops
 from .._operators import operator
+
+require_ops("linear_rounded_gradients", "linear_rounded_tangent")
 
 
 @register_fake("cuda_ops::linear_forward")
@@ -23,6 +25,25 @@ def _(input, weight, bias):
         message = "bias to have shape [{}], the out_features of weight, got {}"
         expect(fits, "linear", message, weight.shape[0], list(bias.shape))
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+@register_fake("cuda_ops::linear_untransposed_forward")
+def _(input, weight, bias):
+    op = "linear_untransposed"
+    expect(weight.dim() == 2, op, "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
+    expect(input.dim() >= 1, op, "input to have at least 1 dimension, got a scalar")
+    message = "the last dimension of input to be the in_features of weight, {}, got input of shape {}"
+    expect(input.shape[-1] == weight.shape[0], op, message, weight.shape[0], list(input.shape))
+    return input.new_empty((*input.shape[:-1], weight.shape[1]))
+
+
+@register_fake("cuda_ops::linear_rounded_forward")
+def _(input, weight, bias, untransposed):
+    expect(weight.dim() == 2, "linear", "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
+    features, outputs = weight.shape if untransposed else reversed(weight.shape)
+    message = "the last dimension of input to be the in_features of weight, {}, got input of shape {}"
+    expect(input.shape[-1] == features, "linear", message, features, list(input.shape))
+    return input.new_empty((*input.shape[:-1], outputs)), weight.new_empty(weight.shape, dtype=input.dtype)
 
 
 @register_fake("cuda_ops::linear_backward_input")
@@ -53,6 +74,8 @@ def _(grad_output):
 
 
 linear_forward = operator("linear_forward")
+linear_rounded_forward = operator("linear_rounded_forward")
+linear_untransposed_forward = operator("linear_untransposed_forward")
 linear_backward_input = operator("linear_backward_input")
 linear_backward_weight = operator("linear_backward_weight")
 linear_backward_bias = operator("linear_backward_bias")

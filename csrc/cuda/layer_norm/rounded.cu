@@ -1,7 +1,7 @@
-// layer_norm and add_layer_norm of float32 whose output is rounded to a half, for layers that compute with halves right
-// behind the norm, and whose addend may be one: by the kernels of forward.cuh and backward.cuh, with rows in whole
-// vectors of four, each in the registers of one block. Bound by memory: 6 bytes an element (0.78 of memory's speed),
-// with an addition 12 (0.83); backward 10, with a gradient of the sum 14, with one of the addend 16 (0.82).
+// layer_norm, rms_norm and both after an addition, of float32, whose output is rounded to a half, for layers that compute
+// with halves right behind the norm, and whose addend may be one: by the kernels of forward.cuh and backward.cuh, with rows
+// in whole vectors of four, each in the registers of one block. Bound by memory: 6 bytes an element (0.78 of memory's
+// speed), with an addition 12 (0.83); backward 10, with a gradient of the sum 14, with one of the addend 16 (0.82).
 #include "layer_norm/backward.cuh"
 #include "layer_norm/forward.cuh"
 
@@ -44,7 +44,7 @@ static cuda_ops_status forward(const LayerNormCall &call, const RowShape &shape)
     a.output = (H *)call.output, a.sum = (float *)call.sum, a.mean = call.mean, a.rstd = (float *)call.rstd;
     a.input = call.input, a.residual = (const float *)call.residual, a.weight = call.weight, a.bias = call.bias;
     a.rows = call.rows, a.cols = (int)call.cols, a.threads = shape.threads, a.cluster = 1;
-    a.eps = (float)call.eps, a.inverse_cols = 1.0f / (float)call.cols;
+    a.eps = (float)call.eps, a.inverse_cols = 1.0f / (float)call.cols, a.rms = !call.mean;
     launch<H, 2>(call, shape, a);
     launch<H, 4>(call, shape, a);
     launch<H, 8>(call, shape, a);
@@ -109,7 +109,7 @@ static cuda_ops_status backward(const LayerNormCall &call, const RowShape &shape
     a.grad_output = (const H *)call.grad_output, a.grad_sum = (const float *)call.grad_sum;
     a.input = (const float *)call.input, a.mean = call.saved_mean, a.rstd = (const float *)call.saved_rstd;
     a.weight = call.weight, a.rows = call.rows, a.cols = (int)call.cols, a.threads = shape.threads, a.cluster = 1;
-    a.inverse_cols = 1.0f / (float)call.cols;
+    a.inverse_cols = 1.0f / (float)call.cols, a.rms = !call.saved_mean;
     a.apart = shape.slots > 1 && shape.threads > WARP_SIZE;
     const int64_t parts = groups_of<H>(call.rows, shape, device);
     launch_dependent(layer_norm_backward_kernel<float, VECTOR, 1, false, false, false, H>, dim3((unsigned int)parts),

@@ -110,6 +110,7 @@ cuda_ops_status cuda_ops_layer_norm_backward_mask_cuda(void *grad_input, void *g
  * where _rounds_ says so of the sizes, at addresses that are multiples of 16; others are refused. Parameters are
  * float32.
  *   residual: NULL, and input is float32; else input, of the dtype `half`, is added to it, and sum is written
+ *   mean: NULL: rms_norm, forward and backward
  *   grad_output: of the dtype `half`
  *   grad_addend: grad_input rounded to `half`, the gradient of what was added; NULL: not wanted */
 int cuda_ops_layer_norm_rounds_cuda(int64_t rows, int64_t cols);
