@@ -543,6 +543,17 @@ def _linear(ask, a):
     yield _gemm(ask, "gradient of weight", dtype, n, k, m, True, False)
 
 
+def _window_attention(ask, a):
+    from ._arguments import pair
+
+    qkv, heads, grid = a["qkv"], a["num_heads"], bool(a.get("grid", False))
+    window, shift = (pair("window_attention", name, a.get(name, 0)) for name in ("window_size", "shift_size"))
+    shift = [0 if size == all_of else by for size, all_of, by in zip(window, qkv.shape[1:3], shift, strict=True)]
+    sizes = [*qkv.shape[:3], heads, qkv.shape[3] // 3 // heads, *window, *shift]
+    for name, backward in (("forward", False), ("gradients", True)):
+        yield ask(name, "window_attention_paths", backward, _dtype(qkv), sizes, grid)
+
+
 def _linear_gelu(ask, a):
     input, weight, dtype = a["input"], a["weight"], _dtype(a["input"])
     m, (n, k) = _rows(input), weight.shape
@@ -662,6 +673,7 @@ DESCRIBED = {
     "scatter_add_": _scatter_add,
     "softmax": _softmax,
     "token_position_embedding": _token_position_embedding,
+    "window_attention": _window_attention,
     **dict.fromkeys(("sum", "mean", "prod", "norm"), _reduction("reduction/total.cu")),
     **dict.fromkeys(("amax", "amin", "argmax", "argmin"), _reduction("reduction/extreme.cu")),
     **dict.fromkeys(("var", "std"), _reduction("reduction/moments.cu")),

@@ -144,6 +144,14 @@ def example_calls(make):
             (make(3, 4), make(2, 4), make(2), make(3, 2), make(3)),
             lambda x, w1, b1, w2, b2: F.linear(F.linear(x, w1, b1).relu(), w2, b2),
         ),
+        "window_attention": (
+            (make(1, 2, 2, 12), make(2, 4, 4), 2, 2),
+            lambda qkv, bias, heads, window: F.scaled_dot_product_attention(
+                *qkv.view(1, 4, 3, heads, 2).permute(2, 0, 3, 1, 4), bias
+            )
+            .transpose(1, 2)
+            .reshape(1, 2, 2, 4),
+        ),
         "scale_channels": ((make(2, 3, 4), make(2, 3)), lambda input, scale: input * scale[..., None]),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
         "linear_cross_entropy": (

@@ -95,6 +95,7 @@ from .ops.swiglu import swiglu
 from .ops.tanh import tanh
 from .ops.token_position_embedding import token_position_embedding
 from .ops.var import var
+from .ops.window_attention import window_attention
 
 __all__ = [
     "adaptive_avg_pool2d",
@@ -189,6 +190,7 @@ __all__ = [
     "tanh",
     "token_position_embedding",
     "var",
+    "window_attention",
 ]
 
 if TYPE_CHECKING:  # see nn.py

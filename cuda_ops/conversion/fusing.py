@@ -52,6 +52,7 @@ MOST_WINDOW = 255  # of conv_bn_relu_pool
 MOST_BLOCK_CHANNELS = 32  # of its input on the CPU: with more, conv2d's products are faster than what the block saves
 HALVES = (torch.float16, torch.bfloat16)
 LAYER_NORM_2D = ("torchvision.models.convnext", "LayerNorm2d")
+SWIN, MAXVIT = "torchvision.models.swin_transformer", "torchvision.models.maxvit"
 
 
 def letter_of_class(cls: type) -> str:
@@ -332,6 +333,9 @@ def _lowers(module) -> bool:
         return unlike(module, ATTENTION) is None
     if getattr(type(module), "forward", None) is run_sequence:
         return len(module._modules) > 0 and unlike(module, (type(module),)) is None and _lowers(module[0])
+    native = getattr(type(module), "cuda_ops_native", None)
+    if native is not None and (native.__module__, native.__qualname__) == (SWIN, "ShiftedWindowAttention"):
+        return unlike(module, (type(module),)) is None
     letter = letter_of(module)
     return letter in ("l", "c") and is_plain(module, letter)
 
@@ -552,7 +556,10 @@ def runs_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, int, object], ..
 def run_sequence(self, input):
     """torch.nn.Sequential.forward, with the runs among its layers in one op each; what they are is asked anew at each
     call, so that layers may come, go and change."""
-    modules = list(self._modules.values())
+    return run_layers(input, list(self._modules.values()))
+
+
+def run_layers(input, modules: list):
     for first, end, seen, function in steps_of(tuple([type(module) for module in modules])):
         if function is residual_blocks and not all(map(is_residual_block, modules[first:end])):
             for module in modules[first:end]:

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.fx import Graph, Tracer
 
 from .._modules import unlike
-from . import fusing
+from . import fusing, windows
 from .attention import NATIVE, is_users, methods_of
 from .fusing import ACTIVATIONS, GATES, LETTER_OF, is_simple_window
 from .layers import FUNCTIONS, Functions
@@ -135,6 +135,8 @@ def converted_class(cls: type, recipe, attention: bool = False) -> type:
         elif recipe is not None:
             members["forward"] = _forward(members.get("forward", cls.forward), recipe)
             members["cuda_ops_block"] = recipe.block
+        if (cls.__module__, cls.__qualname__) in windows.FORWARDS:
+            members["forward"] = windows.forward_of(cls, members.get("forward", cls.forward))
 
         def __reduce_ex__(self, protocol):
             create, arguments, *rest = cls.__reduce_ex__(self, protocol)

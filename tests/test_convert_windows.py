@@ -1,0 +1,195 @@
+"""cuda_ops.convert and attention in windows: torchvision's Swin Transformer and MaxViT."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from support.conversion import assert_converts, count_calls, images, without_dropout
+
+import cuda_ops
+from cuda_ops.conversion import windows
+
+nn = torch.nn
+torchvision = pytest.importorskip("torchvision")
+models = torchvision.models
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """The op for any call that it takes, also where what it stands in for is faster."""
+    monkeypatch.setattr(windows, "is_worth_it", lambda input: True)
+
+
+def swin(window=(4, 4), **options):
+    torch.manual_seed(0)
+    options = {"stochastic_depth_prob": 0.0, "num_classes": 5} | options
+    model = models.SwinTransformer([4, 4], 16, [2, 2], [2, 4], list(window), **options)
+    for name, parameter in model.named_parameters():
+        if name.endswith("relative_position_bias_table"):
+            nn.init.normal_(parameter)
+    return model
+
+
+def maxvit(depth=0.0, **options):
+    torch.manual_seed(0)
+    sizes = {"stem_channels": 8, "partition_size": 2, "block_channels": [8, 16], "block_layers": [1, 2], "head_dim": 4}
+    options = {"stochastic_depth_prob": depth, "num_classes": 5} | options
+    model = models.MaxVit(input_size=(32, 32), **sizes, **options)
+    for name, parameter in model.named_parameters():
+        if name.endswith("relative_position_bias_table"):
+            nn.init.normal_(parameter)
+    return model
+
+
+# 8 x 8 pixels of two windows each way, then one; such that have to be padded; windows larger than the image; others
+# than squares.
+@pytest.mark.parametrize(
+    "size, window", [(32, (4, 4)), (36, (4, 4)), (12, (4, 4)), (32, (2, 4)), (44, (3, 5))], ids=str
+)
+def test_swin(everywhere, monkeypatch, size, window):
+    calls = count_calls(monkeypatch, "window_attention")
+    model = swin(window).double()
+    report = assert_converts(model, (images(2, size),), ["window_attention", "linear_gelu", "add_layer_norm"])
+    assert len([fusion for fusion in report.fusions if fusion.op == "window_attention"]) == 4
+    assert len(calls) == 4 * 4  # three steps and one of evaluation
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_maxvit(everywhere, monkeypatch, layout):
+    calls = count_calls(monkeypatch, "window_attention")
+    model = maxvit().double().to(memory_format=layout)
+    x = images(3, 32).contiguous(memory_format=layout)
+    assert_converts(model, (x,), ["window_attention", "linear_gelu"], tolerance=1e-8)
+    assert len(calls) == 6 * 4
+
+
+def attention_of(model):
+    return [module for module in model.modules() if "WindowAttention" in type(module).__name__]
+
+
+@pytest.mark.parametrize("make", [swin, maxvit])
+def test_what_the_op_does_not_beat_is_left(monkeypatch, make):
+    calls = count_calls(monkeypatch, "window_attention")
+    assert_converts(make().double(), (images(2, 32),), tolerance=1e-8)
+    assert not calls
+
+
+def test_dropout_of_weights_is_torchvisions(everywhere, monkeypatch):
+    calls = count_calls(monkeypatch, "window_attention")
+    model = swin(attention_dropout=0.5).double()
+    cuda_ops.convert(model)
+    model(images(2, 32))
+    assert not calls
+    model.eval()(images(2, 32))
+    assert len(calls) == 4
+
+
+def test_dropout_of_outputs(everywhere, monkeypatch):
+    calls = count_calls(monkeypatch, "window_attention")
+    layer = models.swin_transformer.ShiftedWindowAttention(8, [2, 2], [1, 1], 2, dropout=0.5).double()
+    x = torch.randn(2, 4, 4, 8, dtype=torch.float64)
+    expected = layer.eval()(x)
+    outer = nn.Sequential(layer.train())
+    cuda_ops.convert(outer)
+    output = outer(x)
+    kept = output != 0
+    assert 0.2 < kept.double().mean() < 0.8 and len(calls) == 1
+    torch.testing.assert_close(output[kept], 2 * expected[kept])
+
+
+@pytest.mark.parametrize("part", ["attn_layer", "attn_layer.1", "mlp_layer", "partition_op", "departition_swap"])
+def test_parts_with_hooks_are_called(everywhere, monkeypatch, part):
+    calls, shapes = count_calls(monkeypatch, "window_attention"), []
+    model = maxvit().double().eval()
+    x = images(2, 32)
+    with torch.no_grad():
+        expected = model(x)
+        cuda_ops.convert(model)
+        layer = next(module for module in model.modules() if type(module).__name__ == "PartitionAttentionLayer")
+        layer.get_submodule(part).register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+        torch.testing.assert_close(model(x), expected)
+    assert len(shapes) == 1 and len(calls) == 5
+
+
+def test_other_layers_of_maxvit(everywhere, monkeypatch):
+    """A grid of another size than the layer was made for is torchvision's error, and so is another table."""
+    layer = next(m for m in maxvit().double().modules() if type(m).__name__ == "PartitionAttentionLayer")
+    outer = nn.Sequential(layer)
+    cuda_ops.convert(outer)
+    calls = count_calls(monkeypatch, "window_attention")
+    with pytest.raises(RuntimeError):
+        outer(images(2, 12, 8))
+    assert outer(images(2, 8, 8)).shape == (2, 8, 8, 8) and len(calls) == 1
+
+
+@pytest.mark.parametrize("make", [swin, maxvit])
+def test_copies_and_pickles(everywhere, make):
+    model = make().double().eval()
+    cuda_ops.convert(model)
+    x = images(2, 32)
+    with torch.no_grad():
+        expected = model(x)
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert [type(module) for module in other.modules()] == [type(module) for module in model.modules()]
+            assert torch.equal(other(x), expected)
+
+
+@pytest.mark.parametrize("make", [swin, maxvit])
+def test_compiled(everywhere, make):
+    model = make().double().eval()
+    cuda_ops.convert(model)
+    x = images(2, 32)
+    expected = model(x)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), expected)
+
+
+@pytest.mark.parametrize("make", [swin, maxvit])
+@pytest.mark.parametrize("training", [False, True])
+def test_autocast(everywhere, monkeypatch, make, training, device):
+    """As near to float64 as the model was; with what autocast gives a model of torchvision's."""
+    torch.manual_seed(0)
+    native = make().to(device).train(training)
+    exact, ours = copy.deepcopy(native).double(), copy.deepcopy(native)
+    cuda_ops.convert(ours)
+    calls = count_calls(monkeypatch, "window_attention")
+    x = images(4, 32).float().to(device).contiguous(memory_format=torch.channels_last)
+    found = []
+    for model in (exact, native, ours):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=model is not exact):
+            output = model(x.double() if model is exact else x)
+        weights = torch.linspace(-1, 1, output.numel(), device=device, dtype=torch.float64).view_as(output)
+        names = ("attn", "classifier", "head")
+        parameters = [p for name, p in model.named_parameters() if any(part in name for part in names)]
+        grads = torch.autograd.grad((output.double() * weights).sum(), parameters)
+        found.append([output, torch.cat([grad.flatten().double() for grad in grads])])
+    assert len(calls) == len(attention_of(native)) if make is swin else len(calls) == 6
+    assert found[2][0].dtype == found[1][0].dtype
+    for reference, before, after in zip(*found, strict=True):
+        errors = [float((t.double() - reference).norm().detach() / reference.norm()) for t in (before, after)]
+        # Batches of a few pixels are normalised: an error of one rounding is several by the end.
+        assert errors[1] < 1.5 * errors[0] + 1e-3, errors
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("make", [swin, maxvit])
+def test_training_on_cuda(monkeypatch, make):
+    """Three steps under autocast, as the model was: losses close."""
+    losses, x = [], images(8, 32).float().cuda().contiguous(memory_format=torch.channels_last)
+    calls = count_calls(monkeypatch, "window_attention")
+    for converted in (False, True):
+        model = without_dropout(make()).cuda().to(memory_format=torch.channels_last)
+        if converted:
+            cuda_ops.convert(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        losses.append([])
+        for _ in range(3):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(x), torch.arange(8, device="cuda") % 5)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(loss.item())
+    assert calls
+    torch.testing.assert_close(*losses, rtol=3e-2, atol=3e-2)
