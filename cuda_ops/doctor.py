@@ -134,6 +134,7 @@ def example_calls(make):
         "index_add": ((make(3, 4), 0, labels, make(3, 4)), torch.index_add),
         "index_add_": ((make(3, 4).detach(), 0, labels, make(3, 4).detach()), None),
         "instance_norm": ((make(3, 4, 2), mean, var, weight, bias), F.instance_norm),
+        "interleave": ((make(3, 4), make(3, 4)), lambda x, y: torch.stack((x, y), 2).flatten(1)),
         "leaky_relu": ((make(3, 4),), F.leaky_relu),
         "layer_norm": ((make(3, 4), (4,), weight, bias), F.layer_norm),
         "layer_scale_add": (

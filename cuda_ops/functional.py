@@ -53,6 +53,7 @@ from .ops.histc import histc
 from .ops.huber_loss import huber_loss
 from .ops.index_add import index_add, index_add_
 from .ops.instance_norm import instance_norm
+from .ops.interleave import interleave
 from .ops.kl_div import kl_div
 from .ops.l1_loss import l1_loss
 from .ops.layer_norm import layer_norm
@@ -146,6 +147,7 @@ __all__ = [
     "index_add",
     "index_add_",
     "instance_norm",
+    "interleave",
     "kl_div",
     "l1_loss",
     "layer_norm",

@@ -123,6 +123,36 @@ def test_other_layers_of_maxvit(everywhere, monkeypatch):
     assert outer(images(2, 8, 8)).shape == (2, 8, 8, 8) and len(calls) == 1
 
 
+class Residual(nn.Module):
+    def __init__(self, depth, turned):
+        super().__init__()
+        self.linear, self.gelu, self.turned = nn.Linear(8, 8), nn.GELU(), turned
+        self.depth = torchvision.ops.StochasticDepth(depth, "row")
+
+    def forward(self, input):
+        branch = self.depth(self.gelu(self.linear(input)))
+        return branch + input if self.turned else input + branch
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
+def test_rows_of_a_residual_sum_are_dropped_in_its_pass(monkeypatch, depth, turned):
+    calls = count_calls(monkeypatch, "layer_scale_add")
+    model = Residual(depth, turned).double()
+    x = torch.randn(200, 3, 8, dtype=torch.float64, requires_grad=True)
+    branch = model.eval()(x).detach() - x.detach()
+    cuda_ops.convert(model.train())
+    output = model(x)
+    kept = (output != x).flatten(1).any(1)
+    assert 0.3 < kept.double().mean() < 0.7 if depth == 0.5 else bool(kept.all() if depth == 0.0 else not kept.any())
+    factor = 1 / (1 - depth) if depth < 1.0 else 0.0
+    torch.testing.assert_close(output, x + kept.double().view(-1, 1, 1) * branch * factor)
+    (grad,) = torch.autograd.grad(output.sum(), x)
+    assert torch.equal((grad != 1).flatten(1).any(1), kept)
+    assert len(calls) == (depth > 0.0)
+    torch.testing.assert_close(model.eval()(x), x + branch)
+
+
 @pytest.mark.parametrize("make", [swin, maxvit])
 def test_copies_and_pickles(everywhere, make):
     model = make().double().eval()

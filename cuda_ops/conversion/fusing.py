@@ -20,6 +20,7 @@ from ..ops.conv_bn_act import conv_bn_act_modules
 from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
 from ..ops.dropout import dropout
 from ..ops.excitation import ACTIVATIONS as EXCITATIONS
+from ..ops.interleave import interleave
 from ..ops.layer_norm_rounded import add_layer_norm_rounded_forward, layer_norm_rounded_forward
 from ..ops.layer_scale_add import layer_scale_add_forward
 from . import layers
@@ -292,6 +293,22 @@ def dense_layer(self, input):
     return Functions.dropout(output, self.drop_rate, self.training) if self.drop_rate > 0 else output
 
 
+def inverted_residual(self, x):
+    """The forward of torchvision's InvertedResidual of ShuffleNetV2, whose branches' channels are shuffled as they are
+    put together."""
+    if not (takes(x) and x.dim() == 4 and x.shape[1] % 2 == 0):
+        return type(self).cuda_ops_native.forward(self, x)
+    if self.stride == 1:
+        first, second = x.chunk(2, 1)
+        second = self.branch2(second)
+    else:
+        first, second = self.branch1(x), self.branch2(x)
+    if _is_like(second, first):
+        return functional.interleave(first, second)
+    both = torch.cat((first, second), 1)
+    return both.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
 def conv_bn_relu_pool(input: Tensor, conv, norm, relu, pool, window=None) -> Tensor:
     """`window`: kernel_size, stride and padding of the pooling, where `pool` is None."""
     if (
@@ -413,6 +430,15 @@ def residual_sum(input, residual):
     return input + residual
 
 
+def residual_sum_of_rows(branch: Tensor, residual: Tensor, depth) -> Tensor:
+    """depth(branch) + residual, in one pass where rows are dropped. depth: as of layer_scale_add."""
+    rows = _rows_kept(depth, branch)
+    if rows is not None and rows[0] is not None and _are_alike(branch, residual) and branch.dim() > 1:
+        return functional.layer_scale_add(branch, residual, None, rows[0])
+    branch = functional.stochastic_depth(branch, *depth) if type(depth) is tuple else depth(branch)
+    return residual_sum(branch, residual)
+
+
 def layer_scale_add(branch: Tensor, residual: Tensor, weight: Tensor, depth=None, inplace: bool = False) -> Tensor:
     """depth(weight * branch) + residual, written into the former if `inplace`. depth: a StochasticDepth, or (p, mode,
     training) of a call of its function."""
@@ -513,6 +539,7 @@ BLOCKS = {
         dense_layer,
         {("norm1", "relu1"): batch_norm_act, ("conv1", "norm2", "relu2"): conv_bn_act},
     ),
+    ("torchvision.models.shufflenetv2", "InvertedResidual"): (inverted_residual, {("branch1", "branch2"): interleave}),
 }
 
 

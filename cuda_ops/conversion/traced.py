@@ -777,10 +777,19 @@ class _Finder:
         self.replace((norm,), new)
 
     def try_sum(self, total):
-        if total not in self.done and self.is_sum(total):
-            with self.graph.inserting_before(total):
-                new = self.call(total, fusing.residual_sum, *total.args)
-            self.replace((total,), new)
+        if total in self.done or not self.is_sum(total):
+            return
+        for dropped, residual in (total.args, total.args[::-1]):
+            depth = self.depth(dropped)
+            if depth is not None and dropped is not residual and len(dropped.users) == 1:
+                with self.graph.inserting_before(total):
+                    depth = self.layer(dropped) if dropped.op == "call_module" else depth
+                    new = self.call(total, fusing.residual_sum_of_rows, dropped.args[0], residual, depth)
+                self.replace((dropped, total), new)
+                return
+        with self.graph.inserting_before(total):
+            new = self.call(total, fusing.residual_sum, *total.args)
+        self.replace((total,), new)
 
     def try_layer_scale(self, total):
         """A parameter times a module's result, dropped by rows or not, and a residual sum."""

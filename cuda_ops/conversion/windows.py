@@ -77,7 +77,7 @@ def partition_attention(self, x: Tensor) -> Tensor | None:
     norm, *others = self.mlp_layer
     branch, image = fusing.add_layer_norm(branch, image, None, norm, others[0])
     branch = fusing.run_layers(branch, others)
-    return fusing.residual_sum(image, depth(branch)).permute(0, 3, 1, 2)
+    return fusing.residual_sum_of_rows(branch, image, depth).permute(0, 3, 1, 2)
 
 
 def _is_as_made(layer) -> bool:

@@ -66,7 +66,7 @@ def _windows_of(image, window_size, shift_size, grid):
         image = image.reshape(n, y, height // y, x, width // x, channels).permute(0, 2, 4, 1, 3, 5)
     else:
         image = image.reshape(n, height // y, y, width // x, x, channels).permute(0, 1, 3, 2, 4, 5)
-    return image.reshape(-1, y * x, channels)
+    return image.reshape(n * (height // y) * (width // x), y * x, channels)
 
 
 def _image_of(windows, shape, window_size, shift_size, grid):
@@ -103,14 +103,14 @@ class _Windows:
             scores = scores + bias.to(self.dtype)
         if any(shift_size):
             apart = _apart(qkv.shape, window_size, shift_size, qkv.device, self.dtype)
-            scores = (scores.unflatten(0, (-1, apart.shape[0])) + apart[:, None]).flatten(0, 1)
+            scores = (scores.unflatten(0, (qkv.shape[0], apart.shape[0])) + apart[:, None]).flatten(0, 1)
         self.weights = scores.softmax(-1)
 
     def split(self, image):
         """Of images whose channels are several arrays' heads: the windows of each array."""
         rows = _windows_of(image.to(self.dtype), *self.arguments)
-        elements = self.shape[3] // 3 // self.num_heads
-        return rows.reshape(*rows.shape[:2], -1, self.num_heads, elements).permute(2, 0, 3, 1, 4).unbind(0)
+        arrays, elements = 3 * image.shape[3] // self.shape[3], self.shape[3] // 3 // self.num_heads
+        return rows.reshape(*rows.shape[:2], arrays, self.num_heads, elements).permute(2, 0, 3, 1, 4).unbind(0)
 
     def image(self, *arrays):
         """The reverse."""
