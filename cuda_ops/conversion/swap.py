@@ -268,7 +268,7 @@ def _fuse(name, module, report: Report):
         gains += [(NAME, (call,)) for call in calls]
     in_windows = FORWARDS.get((kind.__module__, kind.__qualname__)) if "forward" not in module.__dict__ else None
     if in_windows is not None:
-        gains += [("window_attention", in_windows[1])]
+        gains += [in_windows[1:]]
     if recipe is not None or calls or why_not or in_windows is not None:
         module.__class__ = converted_class(kind, recipe, bool(calls or why_not))
     report.fusions += [Fusion(name, op, parts) for op, parts in gains]

@@ -58,6 +58,18 @@ def shifted_window_attention(self, x: Tensor) -> Tensor | None:
     return x[:, :height, :width, :].contiguous() if below or right else x
 
 
+def patch_merging(self, x: Tensor) -> Tensor | None:
+    """The forward of torchvision's PatchMerging of even images, which takes four slices and puts them together: their
+    gradients are images of zeros that are added up. None of others."""
+    if not is_worth_it(x) or x.dim() != 4 or x.shape[1] % 2 or x.shape[2] % 2:
+        return None
+    n, height, width, channels = x.shape
+    squares = x.reshape(n, height // 2, 2, width // 2, 2, channels)
+    squares = functional.permute_contiguous(squares, (0, 1, 3, 4, 2, 5))
+    squares = squares.view(n, height // 2, width // 2, 4 * channels)
+    return self.reduction(fusing.layer_norm_before(squares, self.norm, self.reduction))
+
+
 def partition_attention(self, x: Tensor) -> Tensor | None:
     """The forward of torchvision's PartitionAttentionLayer; None where the op does not take the call."""
     if not (is_worth_it(x) and x.dim() == 4 and _is_as_made(self)):
@@ -91,10 +103,15 @@ def _is_as_made(layer) -> bool:
     return known and fusing.is_plain(mlp[0], "n") and all(unlike(part, (type(part),)) is None for part in parts)
 
 
-# {(module, class): (its forward, names of the layers that it has in it)}
+# {(module, class): (its forward, what it fuses or replaces, names of these layers)}
 FORWARDS = {
-    (SWIN, "ShiftedWindowAttention"): (shifted_window_attention, ("qkv", "proj")),
-    (MAXVIT, "PartitionAttentionLayer"): (partition_attention, ("partition_op", "attn_layer", "departition_op")),
+    (SWIN, "ShiftedWindowAttention"): (shifted_window_attention, "window_attention", ("qkv", "proj")),
+    (SWIN, "PatchMerging"): (patch_merging, "permute_contiguous", ("norm", "reduction")),
+    (MAXVIT, "PartitionAttentionLayer"): (
+        partition_attention,
+        "window_attention",
+        ("partition_op", "attn_layer", "departition_op"),
+    ),
 }
 
 
