@@ -24,11 +24,14 @@ def relative_position_bias(attention, positions: int) -> Tensor:
     return functional.permute_contiguous(rows, (2, 0, 1))
 
 
-def is_worth_it(input: Tensor) -> bool:
-    """Whether the op beats what it stands in for: in halves on CUDA it has tensor cores."""
-    if not input.is_cuda:
+def is_worth_it(input: Tensor, in_float32: bool = False, positions: int = 1, head_dim: int = 8) -> bool:
+    """Whether ours were measured to beat what they stand in for: in halves on CUDA, of windows and heads that the
+    tensor cores' kernels take; `in_float32`: there too."""
+    if not input.is_cuda or positions > 64 or head_dim > 64 or head_dim % 8 != 0:
         return False
-    return input.dtype in HALVES or (autocasts("cuda") and torch.get_autocast_dtype("cuda") in HALVES)
+    if input.dtype in HALVES or (in_float32 and input.dtype is torch.float32):
+        return True
+    return autocasts("cuda") and torch.get_autocast_dtype("cuda") in HALVES
 
 
 def shifted_window_attention(self, x: Tensor) -> Tensor | None:
@@ -36,12 +39,12 @@ def shifted_window_attention(self, x: Tensor) -> Tensor | None:
     window, shift = tuple(self.window_size), tuple(self.shift_size)
     weights = parameter(self.qkv, "weight"), parameter(self.proj, "weight")
     takes_part = (
-        is_worth_it(x)
+        all(type(weight) in PLAIN for weight in weights)
+        and is_worth_it(x, True, window[0] * window[1], weights[1].shape[1] // self.num_heads)
         and x.dim() == 4
         and not (self.training and self.attention_dropout > 0.0)
         and 0 < window[0] * window[1] <= POSITIONS
         and all(0 <= by < size for by, size in zip(shift, window, strict=True))
-        and all(type(weight) in PLAIN for weight in weights)
     )
     if not takes_part:
         return None
@@ -61,7 +64,7 @@ def shifted_window_attention(self, x: Tensor) -> Tensor | None:
 def patch_merging(self, x: Tensor) -> Tensor | None:
     """The forward of torchvision's PatchMerging of even images, which takes four slices and puts them together: their
     gradients are images of zeros that are added up. None of others."""
-    if not is_worth_it(x) or x.dim() != 4 or x.shape[1] % 2 or x.shape[2] % 2:
+    if not is_worth_it(x, True) or x.dim() != 4 or x.shape[1] % 2 or x.shape[2] % 2:
         return None
     n, height, width, channels = x.shape
     squares = x.reshape(n, height // 2, 2, width // 2, 2, channels)
@@ -72,9 +75,11 @@ def patch_merging(self, x: Tensor) -> Tensor | None:
 
 def partition_attention(self, x: Tensor) -> Tensor | None:
     """The forward of torchvision's PartitionAttentionLayer; None where the op does not take the call."""
-    if not (is_worth_it(x) and x.dim() == 4 and _is_as_made(self)):
+    if not (x.dim() == 4 and _is_as_made(self)):
         return None
     (norm, attention, drop), depth = self.attn_layer, self.stochastic_dropout
+    if not is_worth_it(x, False, attention.max_seq_len, attention.head_dim):
+        return None
     (height, width), p, positions = self.grid_size, self.p, attention.max_seq_len
     is_grid = self.partition_type == "grid"
     window = (height // p, width // p) if is_grid else (p, p)
