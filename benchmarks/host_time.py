@@ -220,6 +220,23 @@ def cases(device) -> Iterator[Case]:
         (x, weight, bias, weight.clone(), bias.clone()),
     )
     yield Case(
+        "interleave",
+        lambda x, y: ours.interleave(x, y),
+        lambda x, y: torch.stack((x, y), 2).flatten(1, 2),
+        (images, images.clone()),
+    )
+    pixels = images.detach().new_ones(2, 4, 4, 24).requires_grad_(images.requires_grad)
+    yield Case(
+        "window_attention",
+        lambda x: ours.window_attention(x, None, 2, 4),
+        lambda x: (
+            native.scaled_dot_product_attention(*x.view(2, 16, 3, 2, 4).permute(2, 0, 3, 1, 4))
+            .transpose(1, 2)
+            .reshape(2, 4, 4, 8)
+        ),
+        (pixels,),
+    )
+    yield Case(
         "scale_channels",
         lambda x, s: ours.scale_channels(x, s, "sigmoid"),
         lambda x, s: x * native.sigmoid(s),

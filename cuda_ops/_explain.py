@@ -73,6 +73,7 @@ ONE_KERNEL = {
     "hardtanh": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "layer_scale_add": ("layer_scale_add.cu", "layer_scale_add_forward_kernel", "layer_scale_add_backward_kernel"),
     "scale_channels": ("scale_channels.cu", "scale_channels_forward_kernel", "scale_channels_backward_kernel"),
+    "interleave": ("interleave.cu", "interleave_forward_kernel", "interleave_backward_kernel"),
     "leaky_relu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "logsumexp": ("logsumexp.cu", "logsumexp_forward_kernel", "logsumexp_backward_kernel"),
     "max_pool2d": ("max_pool2d.cu", "max_pool2d_forward_kernel", "max_pool2d_backward_kernel"),
@@ -546,6 +547,17 @@ def _linear(ask, a):
     yield _gemm(ask, "gradient of weight", dtype, n, k, m, True, False)
 
 
+def _window_attention(ask, a):
+    from ._arguments import pair
+
+    qkv, heads, grid = a["qkv"], a["num_heads"], bool(a.get("grid", False))
+    window, shift = (pair("window_attention", name, a.get(name, 0)) for name in ("window_size", "shift_size"))
+    shift = [0 if size == all_of else by for size, all_of, by in zip(window, qkv.shape[1:3], shift, strict=True)]
+    sizes = [*qkv.shape[:3], heads, qkv.shape[3] // 3 // heads, *window, *shift]
+    for name, backward in (("forward", False), ("gradients", True)):
+        yield ask(name, "window_attention_paths", backward, _dtype(qkv), sizes, grid)
+
+
 def _linear_gelu(ask, a):
     input, weight, dtype = a["input"], a["weight"], _dtype(a["input"])
     m, (n, k) = _rows(input), weight.shape
@@ -665,6 +677,7 @@ DESCRIBED = {
     "scatter_add_": _scatter_add,
     "softmax": _softmax,
     "token_position_embedding": _token_position_embedding,
+    "window_attention": _window_attention,
     **dict.fromkeys(("sum", "mean", "prod", "norm"), _reduction("reduction/total.cu")),
     **dict.fromkeys(("amax", "amin", "argmax", "argmin"), _reduction("reduction/extreme.cu")),
     **dict.fromkeys(("var", "std"), _reduction("reduction/moments.cu")),

@@ -74,6 +74,14 @@ def register_formulas(flop_counter):
     def _(input, weight1, bias1, weight2, *args, out_shape=None):
         return 2 * input[0] * weight1[0] * (weight1[1] + weight2[0])
 
+    @register("window_attention_forward")
+    def _(qkv, bias, num_heads, window_size, *args, out_shape=None):
+        return 4 * prod(qkv) // 3 * prod(window_size)
+
+    @register("window_attention_backward")
+    def _(grad_output, qkv, bias, num_heads, window_size, *args, out_shape=None):
+        return 10 * prod(qkv) // 3 * prod(window_size)
+
     @register("linear_backward_input", "gelu_linear_backward")
     def _(grad_output, weight, *args, out_shape=None):
         return 2 * prod(grad_output) * weight[1]

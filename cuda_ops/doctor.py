@@ -138,6 +138,7 @@ def example_calls(make):
         "index_add": ((make(3, 4), 0, labels, make(3, 4)), torch.index_add),
         "index_add_": ((make(3, 4).detach(), 0, labels, make(3, 4).detach()), None),
         "instance_norm": ((make(3, 4, 2), mean, var, weight, bias), F.instance_norm),
+        "interleave": ((make(3, 4), make(3, 4)), lambda x, y: torch.stack((x, y), 2).flatten(1)),
         "leaky_relu": ((make(3, 4),), F.leaky_relu),
         "layer_norm": ((make(3, 4), (4,), weight, bias), F.layer_norm),
         "layer_scale_add": (
@@ -149,6 +150,14 @@ def example_calls(make):
             lambda x, w1, b1, w2, b2: F.linear(F.linear(x, w1, b1).relu(), w2, b2),
         ),
         "rotary_embedding": ((make(1, 2, 3, 4), *make(2, 1, 3, 4).detach().unbind()), rotated),
+        "window_attention": (
+            (make(1, 2, 2, 12), make(2, 4, 4), 2, 2),
+            lambda qkv, bias, heads, window: F.scaled_dot_product_attention(
+                *qkv.view(1, 4, 3, heads, 2).permute(2, 0, 3, 1, 4), bias
+            )
+            .transpose(1, 2)
+            .reshape(1, 2, 2, 4),
+        ),
         "scale_channels": ((make(2, 3, 4), make(2, 3)), lambda input, scale: input * scale[..., None]),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
         "linear_cross_entropy": (

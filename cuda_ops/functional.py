@@ -53,6 +53,7 @@ from .ops.histc import histc
 from .ops.huber_loss import huber_loss
 from .ops.index_add import index_add, index_add_
 from .ops.instance_norm import instance_norm
+from .ops.interleave import interleave
 from .ops.kl_div import kl_div
 from .ops.l1_loss import l1_loss
 from .ops.layer_norm import layer_norm
@@ -96,6 +97,7 @@ from .ops.swiglu import swiglu
 from .ops.tanh import tanh
 from .ops.token_position_embedding import token_position_embedding
 from .ops.var import var
+from .ops.window_attention import window_attention
 
 __all__ = [
     "adaptive_avg_pool2d",
@@ -146,6 +148,7 @@ __all__ = [
     "index_add",
     "index_add_",
     "instance_norm",
+    "interleave",
     "kl_div",
     "l1_loss",
     "layer_norm",
@@ -191,6 +194,7 @@ __all__ = [
     "tanh",
     "token_position_embedding",
     "var",
+    "window_attention",
 ]
 
 if TYPE_CHECKING:  # see nn.py

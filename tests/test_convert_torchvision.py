@@ -43,7 +43,7 @@ CLASSIFIERS = {
         64,
         RESNET,
     ),
-    "shufflenet_v2_x0_5": (lambda: classifier("shufflenet_v2_x0_5"), 96, ["conv_bn_act"]),
+    "shufflenet_v2_x0_5": (lambda: classifier("shufflenet_v2_x0_5"), 96, ["conv_bn_act", "interleave"]),
     "squeezenet1_1": (lambda: classifier("squeezenet1_1"), 64, []),
     "vgg11_bn": (lambda: small_vgg(), 32, ["conv_bn_act", "conv_bn_relu_pool", "linear_relu"]),
     "convnext": (lambda: small_convnext(), 32, ["linear_gelu"]),

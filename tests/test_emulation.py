@@ -24,6 +24,8 @@ PADDED = "padded", "pad_channels", "relayout", "split_k"
 OPS = {
     "permute_contiguous": (["permute_contiguous"], 60),
     "concat": (["concat.cu"], 60),
+    "interleave": (["interleave.cu"], 60),
+    "window_attention": (["window_attention", "window_attention/mma", "common/paths.cu"], 60),
     "concat_batch_norm_act": (["concat_batch_norm_act.cu"], 40),
     "cumsum": (["cumsum"], 60),
     "gemm_align": (["gemm/align.cu"], 60),

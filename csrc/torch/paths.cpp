@@ -21,6 +21,7 @@
 #include "cuda_ops/masked_softmax.h"
 #include "cuda_ops/mnist_step.h"
 #include "cuda_ops/softmax.h"
+#include "cuda_ops/window_attention.h"
 
 namespace cuda_ops
 {
@@ -174,6 +175,20 @@ static PathRows linear_relu_paths(bool backward, at::ScalarType type, at::Scalar
     return CUDA_OPS_PATHS(device,
                           cuda_ops_linear_relu_paths_cuda(reports, room, backward, rows, in_features, out_features,
                                                           allow_tf32, dtype, parameter_dtype, facts));
+}
+
+static PathRows window_attention_paths(bool backward, at::ScalarType type, at::IntArrayRef sizes, bool grid,
+                                       at::IntArrayRef device)
+{
+    TORCH_CHECK(sizes.size() == 9, "window_attention_paths: expected sizes to have 9 values, got ", sizes.size());
+    for (const int64_t size : sizes)
+        TORCH_CHECK(size >= 0, "window_attention_paths: expected sizes not to be negative, got ", sizes);
+    TORCH_CHECK(sizes[5] > 0 && sizes[6] > 0, "window_attention_paths: expected windows to have pixels, got ", sizes);
+    const cuda_ops_windows windows = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5],
+                                      sizes[6], sizes[7], sizes[8], grid,     1.0};
+    (void)backward, (void)type, (void)device, (void)windows;
+    return CUDA_OPS_PATHS(
+        device, cuda_ops_window_attention_paths_cuda(reports, room, backward, &windows, path_dtype(type), facts));
 }
 
 static PathRows linear_gelu_paths(at::ScalarType type, int64_t rows, int64_t in_features, int64_t out_features,
@@ -354,6 +369,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_relu_paths(bool backward, ScalarType dtype, ScalarType parameter_dtype, int rows, int "
                 "in_features, int out_features, bool allow_tf32, int[] device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::linear_relu_paths);
+    library.def("window_attention_paths(bool backward, ScalarType dtype, int[] sizes, bool grid, int[] "
+                "device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::window_attention_paths);
     library.def("linear_gelu_paths(ScalarType dtype, int rows, int in_features, int out_features, bool "
                 "with_preactivation, bool allow_tf32, int[] device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::linear_gelu_paths);

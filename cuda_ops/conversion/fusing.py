@@ -20,6 +20,7 @@ from ..ops.conv_bn_act import conv_bn_act_modules
 from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
 from ..ops.dropout import dropout
 from ..ops.excitation import ACTIVATIONS as EXCITATIONS
+from ..ops.interleave import interleave
 from ..ops.layer_norm_rounded import add_layer_norm_rounded_forward, layer_norm_rounded_forward
 from ..ops.layer_scale_add import layer_scale_add_forward
 from . import layers
@@ -52,6 +53,7 @@ MOST_WINDOW = 255  # of conv_bn_relu_pool
 MOST_BLOCK_CHANNELS = 32  # of its input on the CPU: with more, conv2d's products are faster than what the block saves
 HALVES = (torch.float16, torch.bfloat16)
 LAYER_NORM_2D = ("torchvision.models.convnext", "LayerNorm2d")
+SWIN, MAXVIT = "torchvision.models.swin_transformer", "torchvision.models.maxvit"
 
 
 def letter_of_class(cls: type) -> str:
@@ -291,6 +293,22 @@ def dense_layer(self, input):
     return Functions.dropout(output, self.drop_rate, self.training) if self.drop_rate > 0 else output
 
 
+def inverted_residual(self, x):
+    """The forward of torchvision's InvertedResidual of ShuffleNetV2, whose branches' channels are shuffled as they are
+    put together."""
+    if not (takes(x) and x.dim() == 4 and x.shape[1] % 2 == 0):
+        return type(self).cuda_ops_native.forward(self, x)
+    if self.stride == 1:
+        first, second = x.chunk(2, 1)
+        second = self.branch2(second)
+    else:
+        first, second = self.branch1(x), self.branch2(x)
+    if _is_like(second, first):
+        return functional.interleave(first, second)
+    both = torch.cat((first, second), 1)
+    return both.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
 def conv_bn_relu_pool(input: Tensor, conv, norm, relu, pool, window=None) -> Tensor:
     """`window`: kernel_size, stride and padding of the pooling, where `pool` is None."""
     if (
@@ -332,6 +350,9 @@ def _lowers(module) -> bool:
         return unlike(module, ATTENTION) is None
     if getattr(type(module), "forward", None) is run_sequence:
         return len(module._modules) > 0 and unlike(module, (type(module),)) is None and _lowers(module[0])
+    native = getattr(type(module), "cuda_ops_native", None)
+    if native is not None and (native.__module__, native.__qualname__) == (SWIN, "ShiftedWindowAttention"):
+        return unlike(module, (type(module),)) is None
     letter = letter_of(module)
     return letter in ("l", "c") and is_plain(module, letter)
 
@@ -407,6 +428,15 @@ def residual_sum(input, residual):
         if residual.dtype is torch.float32 and input.dtype in HALVES:
             return functional.layer_scale_add(input, residual)
     return input + residual
+
+
+def residual_sum_of_rows(branch: Tensor, residual: Tensor, depth) -> Tensor:
+    """depth(branch) + residual, in one pass where rows are dropped. depth: as of layer_scale_add."""
+    rows = _rows_kept(depth, branch)
+    if rows is not None and rows[0] is not None and _are_alike(branch, residual) and branch.dim() > 1:
+        return functional.layer_scale_add(branch, residual, None, rows[0])
+    branch = functional.stochastic_depth(branch, *depth) if type(depth) is tuple else depth(branch)
+    return residual_sum(branch, residual)
 
 
 def layer_scale_add(branch: Tensor, residual: Tensor, weight: Tensor, depth=None, inplace: bool = False) -> Tensor:
@@ -509,6 +539,7 @@ BLOCKS = {
         dense_layer,
         {("norm1", "relu1"): batch_norm_act, ("conv1", "norm2", "relu2"): conv_bn_act},
     ),
+    ("torchvision.models.shufflenetv2", "InvertedResidual"): (inverted_residual, {("branch1", "branch2"): interleave}),
 }
 
 
@@ -552,7 +583,10 @@ def runs_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, int, object], ..
 def run_sequence(self, input):
     """torch.nn.Sequential.forward, with the runs among its layers in one op each; what they are is asked anew at each
     call, so that layers may come, go and change."""
-    modules = list(self._modules.values())
+    return run_layers(input, list(self._modules.values()))
+
+
+def run_layers(input, modules: list):
     for first, end, seen, function in steps_of(tuple([type(module) for module in modules])):
         if function is residual_blocks and not all(map(is_residual_block, modules[first:end])):
             for module in modules[first:end]:

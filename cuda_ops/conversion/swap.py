@@ -14,6 +14,7 @@ from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
 from .report import Fusion, Layer, Report
 from .rewritten import NotRewritten, rewritten
 from .traced import BLOCK, SEQUENCE, NotTraced, converted_class, recipe_of
+from .windows import FORWARDS
 
 Selection = str | type | Iterable[str | type]
 
@@ -275,7 +276,10 @@ def _fuse(name, module, report: Report):
         report.layers.append(Layer(name, _kind(module), why_not))
     if calls and not any(op == NAME for op, _ in gains):
         gains += [(NAME, (call,)) for call in calls]
-    if recipe is not None or text is not None or calls or why_not:
+    in_windows = FORWARDS.get((kind.__module__, kind.__qualname__)) if "forward" not in module.__dict__ else None
+    if in_windows is not None:
+        gains += [in_windows[1:]]
+    if recipe is not None or text is not None or calls or why_not or in_windows is not None:
         module.__class__ = converted_class(kind, recipe, bool(calls or why_not), text)
     report.fusions += [Fusion(name, op, parts) for op, parts in gains]
     if gains and not (module._modules or module._parameters or module._buffers):

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.fx import Graph, Tracer
 
 from .._modules import unlike
-from . import fusing
+from . import fusing, windows
 from .attention import NATIVE, is_users, methods_of, rebound
 from .fusing import ACTIVATIONS, GATES, LETTER_OF, is_simple_window
 from .layers import FUNCTIONS, Functions
@@ -139,6 +139,8 @@ def converted_class(cls: type, recipe, attention: bool = False, text: str | None
         elif recipe is not None:
             members["forward"] = _forward(members.get("forward", cls.forward), recipe)
             members["cuda_ops_block"] = recipe.block
+        if (cls.__module__, cls.__qualname__) in windows.FORWARDS:
+            members["forward"] = windows.forward_of(cls, members.get("forward", cls.forward))
 
         def __reduce_ex__(self, protocol):
             create, arguments, *rest = cls.__reduce_ex__(self, protocol)
@@ -779,10 +781,19 @@ class _Finder:
         self.replace((norm,), new)
 
     def try_sum(self, total):
-        if total not in self.done and self.is_sum(total):
-            with self.graph.inserting_before(total):
-                new = self.call(total, fusing.residual_sum, *total.args)
-            self.replace((total,), new)
+        if total in self.done or not self.is_sum(total):
+            return
+        for dropped, residual in (total.args, total.args[::-1]):
+            depth = self.depth(dropped)
+            if depth is not None and dropped is not residual and len(dropped.users) == 1:
+                with self.graph.inserting_before(total):
+                    depth = self.layer(dropped) if dropped.op == "call_module" else depth
+                    new = self.call(total, fusing.residual_sum_of_rows, dropped.args[0], residual, depth)
+                self.replace((dropped, total), new)
+                return
+        with self.graph.inserting_before(total):
+            new = self.call(total, fusing.residual_sum, *total.args)
+        self.replace((total,), new)
 
     def try_layer_scale(self, total):
         """A parameter times a module's result, dropped by rows or not, and a residual sum."""
