@@ -34,7 +34,9 @@ static constexpr int64_t BACKWARD_BLOCKS = 132 * 8; // of large GPUs
 static constexpr int MOST_TABLE_BYTES = 16 << 10;
 static constexpr int64_t ENOUGH_THREADS = 1 << 18; // for all multiprocessors, about
 // Windows of channels are shared by more, so that blocks come in many rounds: the last one leaves multiprocessors idle.
-static constexpr int64_t ENOUGH_THREADS_OF_CHANNELS = 1 << 20;
+// Where there are fewer than a round or two, more than four threads a window would add up longer than they load.
+static constexpr int64_t ENOUGH_THREADS_OF_CHANNELS = 1 << 20, MANY_WINDOWS = 1 << 16, THREADS_OF_A_ROUND = 80 << 10;
+static constexpr int FEW_LANES = 4;
 
 struct Axis {
     int input, output;
@@ -632,8 +634,11 @@ static cuda_ops_status adaptive_forward(T *output, int64_t *indices, const T *in
         const int count = aligned && pool->channels % SIZE == 0 ? SIZE : 1;
         AdaptivePlan plan = plan_of(pool, outputs / count, pool->channels / count);
         const int64_t cut = pool->width.output == 1 ? (int64_t)rows * width : rows;
+        const auto enough = [&](int lanes) {
+            return lanes < FEW_LANES || plan.units >= MANY_WINDOWS ? ENOUGH_THREADS_OF_CHANNELS : THREADS_OF_A_ROUND;
+        };
         while (plan.lanes < MOST_LANES_OF_CHANNELS && cut >= 8 * plan.lanes &&
-               plan.units * plan.lanes < ENOUGH_THREADS_OF_CHANNELS)
+               plan.units * plan.lanes < enough(plan.lanes))
             plan.lanes *= 2;
         const unsigned int grid = clamp_grid(ceil_div(plan.units, THREADS / plan.lanes));
         if (count > 1)

@@ -312,15 +312,31 @@ static Tensor instance_norm_forward_inference(const Tensor &input, const std::op
     return forward_inference("instance_norm", input, weight, bias, nullptr, running_mean, running_var, eps);
 }
 
+// Whether the kernels add one more gradient of output to the first.
+static bool adds_gradients([[maybe_unused]] const Layout &l, const Tensor &x, const Tensor &grad, const Tensor &more,
+                           const Epilogue *epilogue, [[maybe_unused]] bool training,
+                           [[maybe_unused]] cuda_ops_dtype dtype)
+{
+    if (!x.is_cuda() || !epilogue || !epilogue->residual.defined())
+        return false;
+    for (const Tensor *const tensor : {&x, &grad, &more, &epilogue->residual})
+        if (reinterpret_cast<uintptr_t>(tensor->const_data_ptr()) % 16 != 0)
+            return false;
+#ifdef CUDA_OPS_WITH_CUDA
+    return cuda_ops_batch_norm_act_adds_gradients_cuda(l.outer, l.channels, l.inner, training, dtype) != 0;
+#else
+    return false;
+#endif
+}
+
 // mean and variance: in training forward's, else the running statistics. A result that is not wanted is returned empty;
 // grad_weight and grad_bias have the dtype of weight, or else of bias, or else of input.
-// The last result is the residual's gradient, where wants_residual.
-static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char *op, const Tensor &grad_output,
-                                                           const Tensor &input, const std::optional<Tensor> &weight,
-                                                           const std::optional<Tensor> &bias, Epilogue *epilogue,
-                                                           const Tensor &mean, const Tensor &variance, bool training,
-                                                           double eps, std::optional<at::ScalarType> bias_type,
-                                                           std::array<bool, 3> wanted, bool wants_residual)
+// The last result is the residual's gradient, where wants_residual. added: undefined, or added to grad_output.
+static std::tuple<Tensor, Tensor, Tensor, Tensor>
+backward(const char *op, const Tensor &grad_output, const Tensor &input, const std::optional<Tensor> &weight,
+         const std::optional<Tensor> &bias, Epilogue *epilogue, const Tensor &mean, const Tensor &variance,
+         bool training, double eps, std::optional<at::ScalarType> bias_type, std::array<bool, 3> wanted,
+         bool wants_residual, const Tensor &added = {})
 {
     const bool needs_grad_input = wanted[0], needs_grad_parameters = wanted[1] || wanted[2];
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
@@ -343,7 +359,15 @@ static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char *op, const
     }
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Layout l(input);
-    const Tensor x = input.contiguous(l.format), g = grad_output.contiguous(l.format);
+    const Tensor x = input.contiguous(l.format);
+    Tensor g = grad_output.contiguous(l.format), more;
+    if (added.defined()) {
+        more = added.contiguous(l.format);
+        if (!adds_gradients(l, x, g, more, epilogue, training, dtype)) {
+            g = g + more;
+            more.reset();
+        }
+    }
     const Tensor m = mean.contiguous(), v = variance.contiguous();
     const auto parameter_options = x.options().dtype(parameter_type);
     Tensor grad_input = needs_grad_input ? l.new_like(x) : empty({0}, x.options());
@@ -368,10 +392,10 @@ static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char *op, const
         CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_act_backward_cuda(
                                 needs_grad_input ? grad_input.data_ptr() : nullptr,
                                 epilogue ? grad_sum.data_ptr() : nullptr, grad_weight_data, grad_bias_data,
-                                workspace.data_ptr(), g.const_data_ptr(), x.const_data_ptr(), parameters.weight_data(),
-                                parameters.bias_data(), m.const_data_ptr(), v.const_data_ptr(),
-                                epilogue ? &epilogue->given : nullptr, l.outer, l.channels, l.inner, eps, training,
-                                dtype, parameter_dtype, statistics_dtype, current_stream(op)));
+                                workspace.data_ptr(), g.const_data_ptr(), channel_data(more), x.const_data_ptr(),
+                                parameters.weight_data(), parameters.bias_data(), m.const_data_ptr(),
+                                v.const_data_ptr(), epilogue ? &epilogue->given : nullptr, l.outer, l.channels, l.inner,
+                                eps, training, dtype, parameter_dtype, statistics_dtype, current_stream(op)));
         return {grad_input, grad_weight, grad_bias, grad_sum};
     }
     TORCH_CHECK(parameter_dtype == dtype || is_half(dtype), op,
@@ -438,20 +462,45 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad
 }
 
 static std::tuple<Tensor, Tensor, Tensor, Tensor>
+batch_norm_act_backward_of_sum(const char *op, const Tensor &grad_output, const Tensor &added, const Tensor &input,
+                               const std::optional<Tensor> &weight, const std::optional<Tensor> &bias,
+                               const std::optional<Tensor> &residual, const Tensor &mean, const Tensor &variance,
+                               bool training, std::optional<std::string_view> activation, double eps,
+                               std::array<bool, 4> wanted)
+{
+    Epilogue epilogue(op, residual, activation, input);
+    TORCH_CHECK(!wanted[3] || residual, op, ": expected residual to be given, whose gradient is wanted");
+    auto grads = backward(op, grad_output, input, weight, bias, &epilogue, mean, variance, training, eps,
+                          bias ? std::make_optional(bias->scalar_type()) : std::nullopt,
+                          {wanted[0], wanted[1], wanted[2]}, wanted[3], added);
+    if (!wanted[3])
+        std::get<3>(grads) = empty({0}, input.options());
+    return grads;
+}
+
+static std::tuple<Tensor, Tensor, Tensor, Tensor>
 batch_norm_act_backward(const Tensor &grad_output, const Tensor &input, const std::optional<Tensor> &weight,
                         const std::optional<Tensor> &bias, const std::optional<Tensor> &residual, const Tensor &mean,
                         const Tensor &variance, bool training, std::optional<std::string_view> activation, double eps,
                         std::array<bool, 4> wanted)
 {
-    const char *const op = "batch_norm_act_backward";
-    Epilogue epilogue(op, residual, activation, input);
-    TORCH_CHECK(!wanted[3] || residual, op, ": expected residual to be given, whose gradient is wanted");
-    auto grads = backward(op, grad_output, input, weight, bias, &epilogue, mean, variance, training, eps,
-                          bias ? std::make_optional(bias->scalar_type()) : std::nullopt,
-                          {wanted[0], wanted[1], wanted[2]}, wanted[3]);
-    if (!wanted[3])
-        std::get<3>(grads) = empty({0}, input.options());
-    return grads;
+    return batch_norm_act_backward_of_sum("batch_norm_act_backward", grad_output, {}, input, weight, bias, residual,
+                                          mean, variance, training, activation, eps, wanted);
+}
+
+// The same of the sum of two gradients.
+static std::tuple<Tensor, Tensor, Tensor, Tensor>
+batch_norm_act_backward_of_two(const Tensor &grad_output, const Tensor &added, const Tensor &input,
+                               const std::optional<Tensor> &weight, const std::optional<Tensor> &bias,
+                               const std::optional<Tensor> &residual, const Tensor &mean, const Tensor &variance,
+                               bool training, std::optional<std::string_view> activation, double eps,
+                               std::array<bool, 4> wanted)
+{
+    const char *const op = "batch_norm_act_backward_of_two";
+    check_like(op, "added", added, "grad_output", grad_output);
+    check_same_shape(op, "added", added, "grad_output", grad_output);
+    return batch_norm_act_backward_of_sum(op, grad_output, added, input, weight, bias, residual, mean, variance,
+                                          training, activation, eps, wanted);
 }
 
 } // namespace cuda_ops
@@ -528,6 +577,11 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("batch_norm_act_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor? bias, "
                 "Tensor? residual, Tensor mean, Tensor variance, bool training, str? activation, float eps, "
                 "bool[4] wanted) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)");
+    library.def("batch_norm_act_backward_of_two(Tensor grad_output, Tensor added, Tensor input, Tensor? weight, "
+                "Tensor? bias, Tensor? residual, Tensor mean, Tensor variance, bool training, str? activation, "
+                "float eps, bool[4] wanted) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, "
+                "Tensor grad_residual)");
+    CUDA_OPS_IMPLEMENT(library, "batch_norm_act_backward_of_two", cuda_ops::batch_norm_act_backward_of_two);
     // cuda_ops/ops/batch_norm_act.py composes these two.
     library.def("batch_norm_act_gradients(Tensor grad_output, Tensor input, Tensor? weight, Tensor? bias, "
                 "Tensor? residual, Tensor mean, Tensor variance, bool training, str? activation, float eps, "

@@ -14,7 +14,7 @@ from .._arguments import autocasts, pair
 from .._modules import PLAIN, parameter, unlike
 from ..ops._pool2d import pair_or_kernel
 from ..ops.batch_norm import module_arguments
-from ..ops.batch_norm_act import batch_norm_act_module
+from ..ops.batch_norm_act import batch_norm_act_forked_module, batch_norm_act_module
 from ..ops.concat_batch_norm_act import concat_batch_norm_act
 from ..ops.conv_bn_act import conv_bn_act_modules
 from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
@@ -62,6 +62,8 @@ def letter_of_class(cls: type) -> str:
         letter = "2"  # its converted class is made when the first one is met
     if letter is None and getattr(cls, "cuda_ops_block", None):
         letter = "B"
+    if letter is None and getattr(cls, "cuda_ops_forked", None):
+        letter = "R"
     return letter or "-"
 
 
@@ -158,9 +160,30 @@ def scale_channels(scale: Tensor, activation, input: Tensor, function: str) -> T
 def batch_norm_act(input: Tensor, norm, activation, residual: Tensor | None = None, inplace: bool = False) -> Tensor:
     """activation(norm(input) + residual). `activation`: a layer, or the name of a function. `inplace`: whether the sum
     was written into what the norm returned."""
+    name = _activation_of_norm(input, norm, activation, residual)
+    if name is not None:
+        return batch_norm_act_module(input, norm, residual, name)
+    name = activation if type(activation) is str else None
+    output = norm(input)
+    if residual is not None:
+        output = output.add_(residual) if inplace else output + residual
+    return activation(output) if name is None else getattr(Functions, name)(output)
+
+
+def batch_norm_act_forked(input, norm, activation, residual: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
+    """The same for two readers, as a tensor for each."""
+    name = _activation_of_norm(input, norm, activation, residual)
+    if name is not None:
+        return batch_norm_act_forked_module(input, norm, residual, name)
+    output = batch_norm_act(input, norm, activation, residual, inplace)
+    return output, output
+
+
+def _activation_of_norm(input, norm, activation, residual) -> str | None:
+    """The activation's name; None where our op is not what these layers do."""
     letter = LETTER_OF.get(type(activation), "-")
     name = activation if type(activation) is str else ACTIVATIONS.get(letter)
-    if (
+    fits = (
         takes(input)
         and input.dim() == 4
         and name is not None
@@ -168,12 +191,8 @@ def batch_norm_act(input: Tensor, norm, activation, residual: Tensor | None = No
         and (name is activation or is_plain(activation, letter))
         and norm.eps > 0
         and (residual is None or _is_like(residual, input))
-    ):
-        return batch_norm_act_module(input, norm, residual, name)
-    output = norm(input)
-    if residual is not None:
-        output = output.add_(residual) if inplace else output + residual
-    return getattr(Functions, name)(output) if name is activation else activation(output)
+    )
+    return name if fits else None
 
 
 def conv_bn_act(input: Tensor, conv, norm, activation=None) -> Tensor:
@@ -492,6 +511,45 @@ def residual_blocks(input: Tensor, *blocks) -> Tensor:
     return input
 
 
+def forking_blocks(input: Tensor, *blocks) -> Tensor:
+    """Residual blocks that end in batch_norm_act, one behind the other: of each input the branch reads one tensor and
+    the sum another, whose gradients the norm that made both adds up."""
+    if not (torch.is_grad_enabled() and type(input) is Tensor and takes(input) and not input.is_meta and _is_eager()):
+        for block in blocks:
+            input = block(input)
+        return input
+    other = input
+    for block in blocks:
+        forked = _forked_of(block)
+        if forked is None:
+            input = other = block(input)
+        else:
+            input, other = forked(block, input, other)
+    return input
+
+
+def _forked_of(block):
+    """The block's forward with a tensor for each reader of its input; None where something else may read it, or write
+    into it, or the block is called for more than its forward."""
+    variants = getattr(type(block), "cuda_ops_forked", None)
+    if not variants or unlike(block, (type(block),)) is not None:
+        return None
+    for guard, forked, readers in variants:
+        if guard(block):
+            return forked if all(_begins_with_conv(block._modules.get(name)) for name in readers) else None
+    return None
+
+
+def _begins_with_conv(module) -> bool:
+    if isinstance(module, torch.nn.Sequential):
+        if type(module).forward not in (run_sequence, torch.nn.Sequential.forward):
+            return False
+        if unlike(module, (type(module),)) is not None:
+            return False
+        module = next(iter(module._modules.values()), None)
+    return module is not None and is_plain(module, "c")
+
+
 def _rows_kept(depth, branch) -> tuple[Tensor | None] | None:
     """The factors of the branch's rows, (None,) where there is nothing to drop; None if `depth` is something else."""
     if depth is None:
@@ -568,10 +626,14 @@ def runs_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, int, object], ..
         end = first + (len(run) if run else 1)
         while word.startswith("BB", first) and word.startswith("B", end):
             end += 1
+        while word.startswith("R", first) and word.startswith("R", end):
+            end += 1
         if word.startswith("nl", first):
             steps.append((first, end, end + 1, layer_norm_before))
         elif word.startswith("BB", first):
             steps.append((first, end, end, residual_blocks))
+        elif word.startswith("R", first):
+            steps.append((first, end, end, forking_blocks))
         elif word.startswith("2c", first):
             steps.append((first, end, end + 1, layer_norm_2d_before))
         else:
@@ -584,6 +646,17 @@ def run_sequence(self, input):
     """torch.nn.Sequential.forward, with the runs among its layers in one op each; what they are is asked anew at each
     call, so that layers may come, go and change."""
     return run_layers(input, list(self._modules.values()))
+
+
+def run_sequences(input, *sequences):
+    """Sequentials behind each other, as one of all their layers where that is the same."""
+    modules = []
+    for sequence in sequences:
+        if type(sequence).forward is run_sequence and unlike(sequence, (type(sequence),)) is None:
+            modules += sequence._modules.values()
+        else:
+            modules.append(sequence)
+    return run_layers(input, modules)
 
 
 def run_layers(input, modules: list):

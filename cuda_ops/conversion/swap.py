@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from .. import nn
 from .attention import NAME, forget, what_is_called
-from .fusing import BLOCKS, residual_blocks, runs_of
+from .fusing import BLOCKS, forking_blocks, residual_blocks, runs_of
 from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
 from .report import Fusion, Layer, Report
 from .rewritten import NotRewritten, rewritten
@@ -43,7 +43,9 @@ def convert(
             folded into the convolution (:func:`cuda_ops.functional.conv_bn_act`), anew at each call, so that parameters
             and statistics may change in any way, in a CUDA graph too. The gate of a squeeze-and-excitation block and
             its product with the image are one op (:func:`cuda_ops.functional.scale_channels`), and without gradients so
-            are its two convolutions (:func:`cuda_ops.functional.excitation`). Under autocast a LayerNorm in front of a
+            are its two convolutions (:func:`cuda_ops.functional.excitation`). Where residual blocks that end in a
+            norm with such a sum follow each other, backward of the norm adds up the gradients of the next block's
+            branch and sum, each of which reads an alias of its output. Under autocast a LayerNorm in front of a
             layer that lowers its input returns that layer's dtype at once. It happens in Sequential, in torchvision's
             dense layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch
             but on an attribute of the module; no value of a global, no mode of PyTorch's asked for or turned, no walk
@@ -238,7 +240,7 @@ def _fuse_blocks(module):
         return
     if kind.forward is torch.nn.Sequential.forward and "forward" not in module.__dict__:
         steps = runs_of(tuple(type(child) for child in module._modules.values()))
-        if any(function is residual_blocks for *_, function in steps):
+        if any(function in (residual_blocks, forking_blocks) for *_, function in steps):
             module.__class__ = converted_class(kind, SEQUENCE)
 
 

@@ -74,29 +74,31 @@ class Variant:
     source: str
     names: tuple[tuple[str, object], ...]
     """What the text calls by name."""
+    readers: tuple[str, ...] = ()
+    """Of a text that has `forked` too (fusing.forking_blocks): the layers that read the block's input."""
 
     def __reduce__(self):
         names = [(name, _ModuleName(v.__name__) if isinstance(v, ModuleType) else v) for name, v in self.names]
-        return _variant_of, (self.source, names)
+        return _variant_of, (self.source, names, self.readers)
 
     def functions(self):
-        """(guard, forward)."""
+        """(guard, forward, forked or None)."""
         namespace = dict(self.names)
         file = f"<cuda_ops.convert {hash(self.source):x}>"
         linecache.cache[file] = (len(self.source), None, self.source.splitlines(True), file)  # for tracebacks
         exec(compile(self.source, file, "exec"), namespace)
-        return namespace["guard"], namespace["forward"]
+        return namespace["guard"], namespace["forward"], namespace.get("forked")
 
 
 class _ModuleName(str):
     """For pickle, which keeps no modules."""
 
 
-def _variant_of(source, names):
+def _variant_of(source, names, readers=()):
     def value(v):
         return importlib.import_module(v) if isinstance(v, _ModuleName) else v
 
-    return Variant(source, tuple((name, value(v)) for name, v in names))
+    return Variant(source, tuple((name, value(v)) for name, v in names), readers)
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,14 @@ def converted_class(cls: type, recipe, attention: bool = False, text: str | None
         elif recipe == SEQUENCE:
             members["forward"] = fusing.run_sequence
         elif recipe is not None:
-            members["forward"] = _forward(members.get("forward", cls.forward), recipe)
+            functions = [variant.functions() for variant in recipe.variants]
+            members["forward"] = _forward(members.get("forward", cls.forward), recipe.arguments, functions)
             members["cuda_ops_block"] = recipe.block
+            if all(forked for *_, forked in functions):
+                readers = [variant.readers for variant in recipe.variants]
+                members["cuda_ops_forked"] = [
+                    (guard, forked, names) for (guard, _, forked), names in zip(functions, readers, strict=True)
+                ]
         if (cls.__module__, cls.__qualname__) in windows.FORWARDS:
             members["forward"] = windows.forward_of(cls, members.get("forward", cls.forward))
 
@@ -159,13 +167,10 @@ def _new(cls, recipe, attention=False, text=None):
     return made.__new__(made)
 
 
-def _forward(native, recipe):
-    count = recipe.arguments
-    variants = [variant.functions() for variant in recipe.variants]
-
+def _forward(native, count: int, variants):
     def forward(self, *args, **kwargs):
         if len(args) == count and not kwargs and all(isinstance(argument, Tensor) for argument in args):
-            for guard, traced in variants:
+            for guard, traced, _ in variants:
                 if guard(self):
                     return traced(self, *args)
         return native(self, *args, **kwargs)
@@ -188,7 +193,7 @@ def recipe_of(module: torch.nn.Module) -> tuple[Recipe | None, list[tuple[str, t
                 trace = _Trace(module, arguments, inline=False)
             found = _rewrite(trace.graph, module)
             if found:
-                variants.append(trace.variant())
+                variants.append(trace.variant(_forked_block(trace.graph) if len(arguments) == 1 else None))
                 blocks.append(None if trace.depends() else _residual_block(trace.graph))
                 gains += [gain for gain in found if gain not in gains]
             if "self.training" not in trace.reads:
@@ -214,6 +219,41 @@ def _residual_block(graph: Graph):
     if branch.kwargs or total.args[:2] != (branch, input) or "." in names:
         return None
     return branch.target, total.args[2].target, name, total.args[4]
+
+
+def _forked_block(graph: Graph):
+    """Of a graph that is batch_norm_act of a branch, which begins with a convolution of the argument, and of a sum with
+    that argument, or with one layer's result of it: the graph with an argument for each of these two, which returns its
+    output for two readers likewise (fusing.forking_blocks); and the names of the layers that read. Else None."""
+    (input,) = [node for node in graph.nodes if node.op == "placeholder"]
+    total = next(node for node in graph.nodes if node.op == "output").args[0]
+    if not isinstance(total, torch.fx.Node) or total.target is not fusing.batch_norm_act or len(input.users) != 2:
+        return None
+    residual = total.args[3]
+    of_sum = total if residual is input else residual
+    if residual is None or total.args[0] is input or of_sum not in input.users or len(total.users) != 1:
+        return None
+    (of_branch,) = [node for node in input.users if node is not of_sum]
+    if not of_branch.args:
+        return None
+    conv = of_branch.args[1] if of_branch.target is fusing.conv_bn_act else of_branch
+    readers = [conv.target]
+    if of_branch.args[0] is not input or (conv is of_branch and (conv.op != "call_module" or conv.args != (input,))):
+        return None
+    if of_sum is not total:
+        if of_sum.op != "call_module" or of_sum.args != (input,) or of_sum.kwargs or len(of_sum.users) != 1:
+            return None
+        readers.append(of_sum.target)
+    if any("." in name for name in readers):
+        return None
+    forked, copies = Graph(), {}
+    pair = forked.graph_copy(graph, copies)
+    with forked.inserting_after(copies[input]):
+        other = forked.placeholder("other")
+    copies[of_sum].replace_input_with(copies[input], other)
+    pair.target = fusing.batch_norm_act_forked
+    forked.output(pair)
+    return forked, tuple(readers)
 
 
 def _required(module) -> list[str]:
@@ -365,9 +405,14 @@ class _Trace:
         else:
             self.members[path] = names_in(container)
 
-    def variant(self) -> Variant:
-        code = self.graph.python_code("self")
+    def variant(self, forked=None) -> Variant:
+        code, source, readers = self.graph.python_code("self"), "", ()
         names = {name: value for name, value in code.globals.items() if name in code.src}
+        if forked is not None:
+            graph, readers = forked
+            more = graph.python_code("self")
+            source = "\n" + more.src.replace("def forward(", "def forked(", 1)
+            names |= {name: value for name, value in more.globals.items() if name in more.src}
         conditions = [f"{_path(name)} == {value}" for name, value in sorted(self.reads.items())]
         conditions += [f"{_path(name)} is not None" for name in sorted(self.present)]
         conditions += [f"not hasattr({_path(path)}, {name!r})" for path, name in sorted(self.absent)]
@@ -385,7 +430,8 @@ class _Trace:
             asked = " and ".join(conditions)
             guard = f"def guard(self):\n    try:\n        return {asked}\n"
             guard += "    except AttributeError:\n        return False\n"
-        return Variant(f"{guard}\n{code.src}", tuple(sorted(names.items(), key=lambda item: item[0])))
+        sorted_names = tuple(sorted(names.items(), key=lambda item: item[0]))
+        return Variant(f"{guard}\n{code.src}{source}", sorted_names, readers)
 
 
 class _Observation:
@@ -544,6 +590,8 @@ def _rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
             found.try_norm_before(node)
         for node in list(graph.nodes):
             found.try_sum(node)
+        for node in list(graph.nodes):
+            found.try_sequences(node)
     return found.gains
 
 
@@ -794,6 +842,26 @@ class _Finder:
         with self.graph.inserting_before(total):
             new = self.call(total, fusing.residual_sum, *total.args)
         self.replace((total,), new)
+
+    def try_sequences(self, node):
+        """Sequentials one behind the other, whose blocks may go together from the one to the next."""
+        chain = [node]
+        if not self.is_sequence(node) or (self.is_sequence(node.args[0]) and len(node.args[0].users) == 1):
+            return
+        while len(chain[-1].users) == 1 and self.is_sequence(next(iter(chain[-1].users))):
+            chain.append(next(iter(chain[-1].users)))
+        if len(chain) > 1:
+            with self.graph.inserting_before(chain[-1]):
+                layers = [self.layer(each) for each in chain]
+                new = self.call(chain[-1], fusing.run_sequences, node.args[0], *layers)
+            self.replace(chain, new)
+
+    def is_sequence(self, node) -> bool:
+        if not isinstance(node, torch.fx.Node) or node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+            return False
+        module = self.module.get_submodule(node.target)
+        forward = getattr(type(module), "forward", None)
+        return forward in (torch.nn.Sequential.forward, fusing.run_sequence) and "forward" not in module.__dict__
 
     def try_layer_scale(self, total):
         """A parameter times a module's result, dropped by rows or not, and a residual sum."""

@@ -73,6 +73,14 @@ def _(grad_output, input, weight, bias, residual, mean, variance, training, acti
     )
 
 
+@register_fake("cuda_ops::batch_norm_act_backward_of_two")
+def _(
+    grad_output, added, input, weight, bias, residual, mean, variance, training, activation, eps, wanted
+):  # fmt: skip
+    arguments = grad_output, input, weight, bias, residual, mean, variance, training, activation, eps, wanted
+    return torch.ops.cuda_ops.batch_norm_act_backward(*arguments)
+
+
 batch_norm_act_forward_training = operator("batch_norm_act_forward_training")
 batch_norm_act_forward_tracking = operator("batch_norm_act_forward_tracking")
 batch_norm_act_forward_inference = operator("batch_norm_act_forward_inference")
@@ -224,6 +232,19 @@ def _batch_norm_act(
     if running_mean is not None or running_var is not None:
         raise ValueError("batch_norm_act: running_mean and running_var must either both be None or neither be None")
     return batch_norm_act_forward_training(input, weight, bias, residual, activation, eps)[0]
+
+
+# torch.ops parses the list that it returns.
+batch_norm_act_forked = torch.ops.cuda_ops.batch_norm_act_forked.default
+
+
+def batch_norm_act_forked_module(input: Tensor, norm, residual: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """As batch_norm_act_module, and an alias of the output: what reads the one and what reads the other have gradients
+    that backward's kernel adds up (csrc/torch/batch_norm_act_forked.cpp)."""
+    *statistics, weight, bias, training, momentum = module_arguments(norm)
+    arguments = input, weight, bias, residual, *statistics, activation, training, momentum, norm.eps
+    output, alias = batch_norm_act_forked(*arguments)
+    return output, alias[0] if alias else output
 
 
 def batch_norm_act_module(input: Tensor, norm, residual: Tensor | None, activation: str | None) -> Tensor:

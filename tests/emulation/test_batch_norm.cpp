@@ -1,4 +1,5 @@
-// batch_norm in training, its running statistics and its gradients, of planes that are whole vectors or not.
+// batch_norm in training, its running statistics and its gradients, of planes that are whole vectors or not; and
+// batch_norm_act's gradients with a residual, of one gradient of output or of two, which its first pass adds up.
 #include "cases.h"
 #include "cuda_ops/batch_norm.h"
 
@@ -80,7 +81,75 @@ static void batch_norm(int64_t number)
     }
 }
 
+// Residuals are so large that they say alone what relu lets through.
+static void batch_norm_act(int64_t number)
+{
+    all_aligned = true;
+    const cuda_ops_dtype dtype = DTYPES[random_below(4)];
+    const int64_t vector = 16 / bytes_of(dtype), channels = vector * random_size(40);
+    const int64_t rows = 2 + random_size(one_in(4) ? 3000 : 60), count = rows * channels;
+    const bool has_weight = !one_in(4), has_bias = !one_in(4), training = one_in(2), adds = !one_in(4);
+    const double eps = 1e-3;
+    const Array input = Array(count, dtype).random(), residual = Array(count, dtype);
+    const Array grad_output = Array(count, dtype).random(), added = Array(count, dtype).random();
+    const Array weight = Array(channels, dtype).random(), bias = Array(channels, dtype).random();
+    const cuda_ops_dtype statistics = training ? CUDA_OPS_FLOAT64 : dtype;
+    const Array mean(channels, statistics), variance(channels, statistics);
+    const Array grad_input(count, dtype), grad_sum(count, dtype), grad_weight(channels, dtype),
+        grad_bias(channels, dtype);
+    for (int64_t i = 0; i < count; i++)
+        set(residual.data, i, one_in(2) ? 512 : -512, dtype);
+    for (int64_t c = 0; c < channels; c++) {
+        double m = 0, square = 0;
+        for (int64_t r = 0; r < rows; r++)
+            m += input[r * channels + c] / (double)rows;
+        for (int64_t r = 0; r < rows; r++)
+            square += (input[r * channels + c] - m) * (input[r * channels + c] - m) / (double)rows;
+        set(mean.data, c, m, statistics);
+        set(variance.data, c, square + (training ? 0 : 0.5), statistics);
+    }
+    const cuda_ops_batch_norm_epilogue epilogue = {residual.data, CUDA_OPS_ACTIVATION_HARDTANH, 0, (double)NAN};
+    void *const workspace = device_memory((size_t)cuda_ops_batch_norm_workspace_cuda(rows, channels, 1), 0);
+    void *const w = has_weight ? weight.data : nullptr, *const b = has_bias ? bias.data : nullptr;
+    describe("case %lld: %lld x %lld, dtype %d, %d training, %d adds", (long long)number, (long long)rows,
+             (long long)channels, dtype, training, adds);
+    if (!cuda_ops_batch_norm_act_adds_gradients_cuda(rows, channels, 1, training, dtype))
+        abort();
+    expect_success(cuda_ops_batch_norm_act_backward_cuda(
+        grad_input.data, grad_sum.data, grad_weight.data, grad_bias.data, workspace, grad_output.data,
+        adds ? added.data : nullptr, input.data, w, b, mean.data, variance.data, &epilogue, rows, channels, 1, eps,
+        training, dtype, dtype, statistics, nullptr));
+    const double rounding = rounding_of(dtype);
+    const double sums = rounding_of(dtype == CUDA_OPS_FLOAT64 ? dtype : CUDA_OPS_FLOAT32) * 40;
+    for (int64_t c = 0; c < channels; c++) {
+        const double rstd = 1 / sqrt(variance[c] + eps), gain = rstd * (w ? weight[c] : 1);
+        double dot = 0, total = 0, size = 0;
+        for (int64_t i = c; i < count; i += channels) {
+            const double sum = residual[i] > 0 ? grad_output[i] + (adds ? added[i] : 0) : 0;
+            expect_near("grad_sum", i, grad_sum[i], sum, rounding * (fabs(sum) + 1e-3));
+            const double x = (input[i] - mean[c]) * rstd, g = grad_sum[i];
+            total += g, dot += g * x, size += fabs(g) * (fabs(x) + 1);
+        }
+        expect_near("grad_weight", c, grad_weight[c], dot, rounding * fabs(dot) + sums * size * (rstd + 1));
+        expect_near("grad_bias", c, grad_bias[c], total, rounding * fabs(total) + sums * size);
+        for (int64_t i = c; i < count; i += channels) {
+            const double x = (input[i] - mean[c]) * rstd, n = (double)rows;
+            const double expected = gain * (grad_sum[i] - (training ? total / n + x * dot / n : 0));
+            expect_near("grad_input", i, grad_input[i], expected,
+                        rounding * (fabs(expected) + 1e-3) + sums * fabs(gain) * (2 + fabs(x)) * (1 + rstd));
+        }
+    }
+}
+
+static void batch_norm_or_act(int64_t number)
+{
+    if (one_in(3))
+        batch_norm_act(number);
+    else
+        batch_norm(number);
+}
+
 int main(int argc, char **argv)
 {
-    return run_cases(argc, argv, "batch_norm", batch_norm);
+    return run_cases(argc, argv, "batch_norm", batch_norm_or_act);
 }

@@ -152,6 +152,8 @@ def test_im2col(case, force, allow_tf32):
         (2, 192, 200, (9, 7), (1, 7), (1, 1), (0, 3), (1, 1)),  # columns that fill no tile
         (1, 256, 512, (15, 15), (1, 1), (2, 2), (0, 0), (1, 1)),  # one tap
         (9, 64, 72, (20, 20), (3, 3), (1, 1), (1, 1), (2, 1)),  # more pixels than a wave of clusters has
+        (3, 136, 200, (12, 12), (3, 3), (1, 1), (1, 1), (1, 1)),  # tiles of 128 x 128 of the gradient of the weight
+        (2, 32, 336, (40, 40), (1, 1), (2, 2), (0, 0), (1, 1)),  # and of 128 x 64, whose splits another kernel adds
     ],
 )
 def test_tiles_shared_by_a_cluster(case, dtype, force, allow_tf32):

@@ -314,6 +314,7 @@ TESTS = {
     "gemm_narrow": ("ops/test_gemm_narrow.py", "rows or columns or short_k"),
     "gemm_3xtf32": ("ops/test_gemm_3xtf32.py", "test_plans or amid_others"),
     "concat_batch_norm_act": ("ops/test_concat_batch_norm_act.py", "is_concat or second_derivatives or frozen"),
+    "batch_norm_act_forked": ("ops/test_batch_norm_act_forked.py", "sum_of_two or not_dense"),
     "layer_norm_rounded": ("test_convert_autocast.py", "test_rounded_norms or test_rounded_rms"),
     "batch_norm_kept": (
         "ops/test_batch_norm.py",

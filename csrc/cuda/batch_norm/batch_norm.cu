@@ -8,9 +8,9 @@
 // bias + residual), and grad_sum, grad_output times f' of that sum, in place of grad_output in the others. The table of paths, and the launchers.
 #include "batch_norm/paths.h"
 
-static Answer split_supports(const NormCall &, const Device &)
+static Answer split_supports(const NormCall &call, const Device &)
 {
-    return YES;
+    return call.grad_added ? no("does not add up two gradients") : YES;
 }
 
 static PathTable<NormCall, 5> table = {
@@ -124,9 +124,9 @@ extern "C" cuda_ops_status cuda_ops_batch_norm_forward_inference_cuda(
 
 extern "C" cuda_ops_status cuda_ops_batch_norm_act_backward_cuda(
     void *grad_input, void *grad_sum, void *grad_weight, void *grad_bias, void *workspace, const void *grad_output,
-    const void *input, const void *weight, const void *bias, const void *mean, const void *variance,
-    const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer, int64_t channels, int64_t inner, double eps,
-    int training, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype,
+    const void *grad_added, const void *input, const void *weight, const void *bias, const void *mean,
+    const void *variance, const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer, int64_t channels, int64_t inner,
+    double eps, int training, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype,
     cuda_ops_stream stream)
 {
     NormCall call =
@@ -135,9 +135,25 @@ extern "C" cuda_ops_status cuda_ops_batch_norm_act_backward_cuda(
     call.wants_output = grad_input;
     call.grad_input = grad_input, call.grad_weight = grad_weight, call.grad_bias = grad_bias;
     call.workspace = workspace, call.grad_output = grad_output, call.grad_sum = grad_sum, call.epilogue = epilogue;
+    call.grad_added = grad_added;
     call.input = input, call.weight = weight, call.bias = bias, call.mean = mean, call.variance = variance;
     call.parameter_dtype = parameter_dtype, call.statistics_dtype = statistics_dtype, call.stream = stream;
     return is_empty(call) ? CUDA_OPS_SUCCESS : run_path(table, call);
+}
+
+extern "C" int cuda_ops_batch_norm_act_adds_gradients_cuda(int64_t outer, int64_t channels, int64_t inner, int training,
+                                                           cuda_ops_dtype dtype)
+{
+    alignas(16) static const char aligned[16] = {}; // for tensors, of which only the addresses are asked about
+    cuda_ops_batch_norm_epilogue epilogue = {};
+    epilogue.residual = aligned;
+    NormCall call =
+        call_of_sizes(training ? CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD : CUDA_OPS_BATCH_NORM_INFERENCE_BACKWARD, outer,
+                      channels, inner, 0, dtype);
+    call.epilogue = &epilogue;
+    call.grad_added = aligned;
+    const Device device = current_device();
+    return !is_empty(call) && find_path(table, call, device) < (int)(sizeof(table.rows) / sizeof(table.rows[0]));
 }
 
 extern "C" cuda_ops_status cuda_ops_batch_norm_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
@@ -149,6 +165,6 @@ extern "C" cuda_ops_status cuda_ops_batch_norm_backward_cuda(void *grad_input, v
                                                              cuda_ops_dtype statistics_dtype, cuda_ops_stream stream)
 {
     return cuda_ops_batch_norm_act_backward_cuda(
-        grad_input, nullptr, grad_weight, grad_bias, workspace, grad_output, input, weight, nullptr, mean, variance,
-        nullptr, outer, channels, inner, eps, training, dtype, parameter_dtype, statistics_dtype, stream);
+        grad_input, nullptr, grad_weight, grad_bias, workspace, grad_output, nullptr, input, weight, nullptr, mean,
+        variance, nullptr, outer, channels, inner, eps, training, dtype, parameter_dtype, statistics_dtype, stream);
 }

@@ -19,12 +19,15 @@ struct NormCall {
     const void *grad_output, *input, *weight, *bias;
     const cuda_ops_batch_norm_epilogue *epilogue; // of batch_norm_act, else NULL
     void *grad_sum;                               // its backward: see cuda_ops_batch_norm_act_backward_cuda
+    const void *grad_added;                       // the same
     const void *mean, *variance;                  // that are given: backward, and forward with running statistics
     int64_t outer, channels, inner;
     double eps;
     cuda_ops_dtype dtype, parameter_dtype, statistics_dtype;
     cudaStream_t stream;
 };
+
+static constexpr Answer NORM_ADDS_TO_RESIDUALS = {"adds up two gradients only where there is a residual"};
 
 // Neighbouring channels in the shared memory of one block, backward (batch_norm/groups.cu).
 Answer batch_norm_groups_supports(const NormCall &call, const Device &device);

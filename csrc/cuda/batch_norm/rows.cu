@@ -8,7 +8,8 @@
 // grad_input.
 // FUSED kernels are batch_norm_act's. Forward reads the residual once more. Backward computes the activation's argument
 // anew: without a residual in both of its passes; with one in the first, which reads the residual and leaves grad_sum,
-// the residual's gradient, and the second is batch_norm's of that.
+// the residual's gradient, and the second is batch_norm's of that. Where output's gradient is given as two, whose sum it
+// is, the first adds them.
 #include "batch_norm/coefficients.cuh"
 #include "batch_norm/epilogue.cuh"
 #include "batch_norm/paths.h"
@@ -122,14 +123,15 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T>
 struct Gate {
     T *grad_sum; // written where there is a residual
+    const T *added;
     const void *weight, *bias, *variance;
     double eps;
     cuda_ops_dtype parameter_dtype;
     Epilogue<T> epilogue;
 };
 
-// Sums of grad_output and of grad_output * (input - center); FUSED: of grad_sum.
-template <typename T, bool FUSED>
+// Sums of grad_output and of grad_output * (input - center); FUSED: of grad_sum. ADDS: `added` to grad_output first.
+template <typename T, bool FUSED, bool ADDS>
 __global__ void __launch_bounds__(THREADS)
     rows_sums_kernel(double *partials, const T *grad_output, const T *input, const void *mean, int64_t outer,
                      int64_t channels, const __grid_constant__ RowsPartition p, cuda_ops_dtype statistics_dtype,
@@ -137,13 +139,14 @@ __global__ void __launch_bounds__(THREADS)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
-    constexpr int SIZE = V::size;
+    constexpr int SIZE = V::size, IN_FLIGHT = ADDS && SIZE > 4 ? ROWS / 2 : ROWS; // else a block alone has registers
     __shared__ A sums[THREADS * SIZE], all_products[THREADS * SIZE];
     const int64_t vectors = channels / SIZE;
     const Place at = place_of(p, outer, vectors);
     const V *const g = reinterpret_cast<const V *>(grad_output) + at.vector;
     const V *const x = reinterpret_cast<const V *>(input) + at.vector;
     const V *const r = reinterpret_cast<const V *>(gate.epilogue.residual) + at.vector;
+    const V *const more = reinterpret_cast<const V *>(gate.added) + at.vector;
     V *const out = reinterpret_cast<V *>(gate.grad_sum) + at.vector;
     const bool has_residual = FUSED && gate.epilogue.residual;
     const int width = p.lanes * SIZE;
@@ -175,11 +178,11 @@ __global__ void __launch_bounds__(THREADS)
         sum[e] = products[e] = A(0);
         center[e] = at.inside ? (A)load_value(mean, statistics_dtype, at.vector * SIZE + e) : A(0);
     }
-    const auto add = [&](int64_t row, const V &grad, const V &value, const V &residual) {
+    const auto add = [&](int64_t row, const V &grad, const V &value, const V &residual, const V &other) {
         A gradient[SIZE];
 #pragma unroll
         for (int e = 0; e < SIZE; e++)
-            gradient[e] = element_of(grad, e);
+            gradient[e] = ADDS ? element_of(grad, e) + element_of(other, e) : element_of(grad, e);
         if (FUSED) {
             A z[SIZE];
 #pragma unroll
@@ -206,20 +209,22 @@ __global__ void __launch_bounds__(THREADS)
     };
     if (at.inside) {
         int64_t row = at.row;
-        for (; row + (ROWS - 1) * p.groups < at.end; row += ROWS * p.groups) {
-            V grads[ROWS], values[ROWS], residuals[ROWS];
+        for (; row + (IN_FLIGHT - 1) * p.groups < at.end; row += IN_FLIGHT * p.groups) {
+            V grads[IN_FLIGHT], values[IN_FLIGHT], residuals[IN_FLIGHT], others[IN_FLIGHT];
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) {
+            for (int k = 0; k < IN_FLIGHT; k++) {
                 grads[k] = g[(row + k * p.groups) * vectors];
+                others[k] = ADDS ? more[(row + k * p.groups) * vectors] : grads[k];
                 values[k] = x[(row + k * p.groups) * vectors];
                 residuals[k] = has_residual ? r[(row + k * p.groups) * vectors] : grads[k];
             }
 #pragma unroll
-            for (int k = 0; k < ROWS; k++)
-                add(row + k * p.groups, grads[k], values[k], residuals[k]);
+            for (int k = 0; k < IN_FLIGHT; k++)
+                add(row + k * p.groups, grads[k], values[k], residuals[k], others[k]);
         }
         for (; row < at.end; row += p.groups)
-            add(row, g[row * vectors], x[row * vectors], has_residual ? r[row * vectors] : g[row * vectors]);
+            add(row, g[row * vectors], x[row * vectors], has_residual ? r[row * vectors] : g[row * vectors],
+                ADDS ? more[row * vectors] : g[row * vectors]);
     }
     if (at.group < p.groups) {
 #pragma unroll
@@ -404,11 +409,13 @@ static cuda_ops_status backward(const NormCall &call)
     const Epilogue<T> epilogue = epilogue_of<T>(call.epilogue);
     const bool needs_sums = training || call.grad_weight || epilogue.residual;
     if (needs_sums) {
-        const Gate<T> gate = {(T *)call.grad_sum, call.weight,          call.bias, call.variance,
-                              call.eps,           call.parameter_dtype, epilogue};
-        launch_dependent(fused ? rows_sums_kernel<T, true> : rows_sums_kernel<T, false>, blocks, dim3(THREADS), 0,
-                         call.stream, partials, g, x, call.mean, call.outer, call.channels, p, call.statistics_dtype,
-                         gate);
+        const Gate<T> gate = {(T *)call.grad_sum, (const T *)call.grad_added, call.weight, call.bias, call.variance,
+                              call.eps,           call.parameter_dtype,       epilogue};
+        launch_dependent(call.grad_added ? rows_sums_kernel<T, true, true>
+                         : fused         ? rows_sums_kernel<T, true, false>
+                                         : rows_sums_kernel<T, false, false>,
+                         blocks, dim3(THREADS), 0, call.stream, partials, g, x, call.mean, call.outer, call.channels, p,
+                         call.statistics_dtype, gate);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)
             return status;
@@ -441,7 +448,10 @@ Answer batch_norm_rows_supports(const NormCall &call, const Device &)
     if (call.channels * dtype_size(call.dtype) % 16 != 0)
         return no("a row of channels is no multiple of 16 bytes");
     const void *const residual = call.epilogue ? call.epilogue->residual : nullptr;
-    const void *const tensors[] = {call.input, call.output, call.grad_output, call.grad_input, residual, call.grad_sum};
+    if (call.grad_added && !residual)
+        return NORM_ADDS_TO_RESIDUALS;
+    const void *const tensors[] = {call.input, call.output,   call.grad_output, call.grad_input,
+                                   residual,   call.grad_sum, call.grad_added};
     for (const void *const tensor : tensors)
         if (!is_aligned_16(tensor))
             return no("a tensor is not aligned to 16 bytes");

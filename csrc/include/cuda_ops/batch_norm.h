@@ -144,7 +144,8 @@ cuda_ops_status cuda_ops_batch_norm_backward_cuda(void *grad_input, void *grad_w
 
 /* The same of batch_norm_act. grad_sum, of the size of input: the gradient of normalised * weight + bias + residual, and
  * so the residual's; written where there is a residual, and else scratch. It may be grad_input, but for a residual whose
- * gradient is wanted. */
+ * gradient is wanted. grad_added: NULL, or one more gradient of output, dense as grad_output, to which it is added; where
+ * cuda_ops_batch_norm_act_adds_gradients_cuda says yes, there is a residual, and tensors are aligned to 16 bytes. */
 cuda_ops_status cuda_ops_batch_norm_act_forward_training_cuda(
     void *output, double *mean, double *variance, void *workspace, const cuda_ops_running_statistics *running,
     const void *input, const void *weight, const void *bias, const cuda_ops_batch_norm_epilogue *epilogue,
@@ -157,12 +158,14 @@ cuda_ops_status cuda_ops_batch_norm_act_forward_inference_cuda(
     cuda_ops_stream stream);
 cuda_ops_status cuda_ops_batch_norm_act_backward_cuda(void *grad_input, void *grad_sum, void *grad_weight,
                                                       void *grad_bias, void *workspace, const void *grad_output,
-                                                      const void *input, const void *weight, const void *bias,
-                                                      const void *mean, const void *variance,
+                                                      const void *grad_added, const void *input, const void *weight,
+                                                      const void *bias, const void *mean, const void *variance,
                                                       const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer,
                                                       int64_t channels, int64_t inner, double eps, int training,
                                                       cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
                                                       cuda_ops_dtype statistics_dtype, cuda_ops_stream stream);
+int cuda_ops_batch_norm_act_adds_gradients_cuda(int64_t outer, int64_t channels, int64_t inner, int training,
+                                                cuda_ops_dtype dtype);
 
 #ifdef __cplusplus
 }

@@ -10,11 +10,15 @@
 // channels_last: unrolled.cu and staged_sm80.cu, and of other kernels channels_last.cu. Everything else, float64 too: a thread
 // per result.
 // Bound by memory: each element is read once, in whole sectors.
+#include <algorithm>
+
 #include "conv2d/activation.cuh"
 #include "conv2d/depthwise/problem.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int PLANE_ROWS = 4;
+static constexpr int WANTED_BLOCKS = 4; // of small planes, on each multiprocessor
+static constexpr int WARP_LINES = 8;    // of a patch that a warp copies at least
 
 // The kernel of output channel o, which is dense in either format.
 template <typename T, int K>
@@ -199,7 +203,7 @@ static DepthwiseProblem as_forward(DepthwiseProblem p)
 }
 
 template <typename T, int K>
-static cuda_ops_status launch_contiguous(DepthwiseProblem p, cudaStream_t stream)
+static cuda_ops_status launch_contiguous(DepthwiseProblem p, ConvDevice device, cudaStream_t stream)
 {
     // Tiles of equal width up to 64 columns, with as many rows as 256 threads compute; small planes share a block.
     const int64_t tiles_x = ceil_div(p.out_width, 64);
@@ -215,6 +219,9 @@ static cuda_ops_status launch_contiguous(DepthwiseProblem p, cudaStream_t stream
     int64_t planes_together = tiles_x * tiles_y == 1 && p.multiplier == 1 ? THREADS / units : 1;
     while (planes_together > 1 && planes_together * plane_words * (int64_t)sizeof(float) > 32 * 1024)
         planes_together--;
+    // Few planes are spread over the GPU: a block's copy of its patches takes as many trips to memory as they have lines.
+    const int64_t spread = ceil_div(planes, (int64_t)WANTED_BLOCKS * std::max(device.multiprocessors, 1));
+    planes_together = std::min(planes_together, std::max<int64_t>(spread, 1));
     p.planes = (int)planes_together;
     p.by_rows = make_divisor(p.tile_height + K - 1);
     p.by_units = make_divisor(units);
@@ -222,7 +229,9 @@ static cuda_ops_status launch_contiguous(DepthwiseProblem p, cudaStream_t stream
     const double blocks = (double)tiles_x * (double)tiles_y * (double)ceil_div(planes, planes_together);
     if (blocks > INT_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    const unsigned int threads = (unsigned int)ceil_div(units * planes_together, WARP_SIZE) * WARP_SIZE;
+    const int64_t lines = planes_together * (p.tile_height + K - 1);
+    const int64_t warps = std::max(ceil_div(units * planes_together, WARP_SIZE), ceil_div(lines, WARP_LINES));
+    const unsigned int threads = (unsigned int)std::min<int64_t>(warps * WARP_SIZE, THREADS);
     // The last run of a row reads up to two words past it.
     const size_t shared = (size_t)(planes_together * plane_words + 4) * sizeof(float);
     conv2d_depthwise_forward_contiguous_kernel<T, K><<<(unsigned int)blocks, threads, shared, stream>>>(p);
@@ -241,7 +250,7 @@ static cuda_ops_status launch_generic(const DepthwiseProblem &p, bool forward, c
 }
 
 template <typename T>
-static cuda_ops_status forward_backward_input(const ConvCall &call)
+static cuda_ops_status forward_backward_input(const ConvCall &call, ConvDevice device)
 {
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     const DepthwiseProblem p = depthwise_problem(call);
@@ -253,10 +262,10 @@ static cuda_ops_status forward_backward_input(const ConvCall &call)
         const bool contiguous = !call.sizes.input_channels_last && !call.sizes.output_channels_last;
         if (depthwise_is_unrolled(p, call.dtype) && contiguous && (forward || p.multiplier == 1)) {
             if (p.kernel_width == 3)
-                return launch_contiguous<T, 3>(q, call.stream);
+                return launch_contiguous<T, 3>(q, device, call.stream);
             if (p.kernel_width == 5)
-                return launch_contiguous<T, 5>(q, call.stream);
-            return launch_contiguous<T, 7>(q, call.stream);
+                return launch_contiguous<T, 5>(q, device, call.stream);
+            return launch_contiguous<T, 7>(q, device, call.stream);
         }
     }
     if (conv2d_depthwise_channels_last_takes(p, call.dtype, forward))
@@ -292,6 +301,6 @@ cuda_ops_status conv2d_depthwise(const ConvCall &call, ConvDevice device)
 {
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
         return conv2d_depthwise_backward_weight(call, device);
-    CUDA_OPS_DISPATCH(call.dtype, T, return forward_backward_input<T>(call));
+    CUDA_OPS_DISPATCH(call.dtype, T, return forward_backward_input<T>(call, device));
     return CUDA_OPS_INVALID_ARGUMENT;
 }

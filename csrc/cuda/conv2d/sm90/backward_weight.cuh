@@ -17,6 +17,8 @@ static cuda_ops_status conv2d_sm90_backward_weight_16bit(const ConvProduct &prod
     case 1: return conv2d_launch_backward_weight<Tile<T, 128, 192, 2, 1, true, 4, true, true>>(product, device, plan);
     case 2: return conv2d_launch_backward_weight<Tile<T, 64, 192, 1, 1, true, 5, true, true>>(product, device, plan);
     case 3: return conv2d_launch_backward_weight_cluster<ClusterTile<T, 64, 9, true, true>>(product, plan);
+    case 4: return conv2d_launch_backward_weight_cluster<ClusterTile<T, 128, 6, true, true>>(product, plan);
+    case 5: return conv2d_launch_backward_weight<Tile<T, 128, 64, 2, 1, false, 7, true, true>>(product, device, plan);
     }
     // clang-format on
 #endif

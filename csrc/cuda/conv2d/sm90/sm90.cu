@@ -11,6 +11,8 @@
 // goes through registers or, where faster, is transposed too. Where there are few tiles, the blocks of a cluster share
 // one (cluster.cuh). Bound by the rate at which tiles are loaded, which one of 128 x 256 just hides; what was measured
 // is in benchmarks/notes/conv2d.md.
+#include <math.h>
+
 #include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
 #include "conv2d/sm90/problem.h"
@@ -73,11 +75,14 @@ static const ConvTile STRIDED_TF32[] = {
     {128, 128, 2, 1, 0, 0.00, 15.00, 2.50, 0.00,  8},
     {128,  64, 2, 1, 0, 0.00, 10.00, 1.70, 0.00,  8},
 };
+// weight_plan has their sums.
 static const ConvTile WEIGHT_16BIT[] = {
-    {128, 256, 2, 1, 0, 0.00,  9.73, 4.80, 0.00, 16},
-    {128, 192, 2, 1, 0, 0.00,  7.36, 4.62, 0.00,  6},
-    { 64, 192, 1, 1, 0, 2.73,  5.03, 0.58, 0.00,  8},
-    {128,  64, 1, 1, 8, 0.06,  4.80, 4.22, 0.42,  8},
+    {128, 256, 2, 1, 0, 1.26,  0.00, 2.45, 0.00, 16},
+    {128, 192, 2, 1, 0, 2.15,  0.00, 1.43, 0.00,  6},
+    { 64, 192, 1, 1, 0, 1.27,  0.00, 0.00, 0.00,  8},
+    {128,  64, 1, 1, 8, 1.89,  0.00, 2.26, 0.00,  8},
+    {128, 128, 1, 1, 8, 1.26,  0.00, 3.73, 0.00,  8},
+    {128,  64, 2, 1, 0, 2.45,  0.00, 0.42, 0.00,  8},
 };
 static const ConvTile WEIGHT_TF32[] = {
     {256, 128, 1, 2, 0, 0.00, 33.00, 2.60, 0.00,  8},
@@ -94,7 +99,7 @@ static const ConvTile SHIFTED_TF32[] = {
 // clang-format on
 static constexpr int THREADS = 256; // of the kernel that writes zeros
 // To add splits up: microseconds; bytes written and read, a microsecond.
-static constexpr double SUM_START = 1.6, SUM_RATE = 1.7e6, SUM_START_TF32 = 4,
+static constexpr double SUM_START = 2.5, SUM_RATE = 1.93e6, SUM_START_TF32 = 4,
                         SUM_RATE_TF32 = 3e6; // TF32: and of groups
 static constexpr double TRANSPOSE_START = 3, TRANSPOSE_RATE = 2.4e6;
 static constexpr int64_t SMALLEST_SPLIT = 256, MOST_SPLITS = 256, MOST_PHASES = 16;
@@ -141,6 +146,23 @@ static ConvPlan fastest_plan(const ConvTile (&tiles)[COUNT], int64_t groups, int
         }
     }
     return best;
+}
+
+// Of backward_weight in 16 bits of one group, whose tiles wait for their products or for their rows of 128 bytes, one of
+// which costs more where it begins amid a line of the cache. By least squares over 56 convolutions on an H100.
+static ConvPlan weight_plan(int64_t outs, int64_t channels, int64_t columns, int64_t pixels, bool relays, bool shares,
+                            ConvDevice device)
+{
+    constexpr double PRODUCTS = 2.74e-4, ROW = 0.027, OUTS_APART = 1.65, CHANNELS_APART = 1.45;
+    constexpr int COUNT = sizeof(WEIGHT_16BIT) / sizeof(WEIGHT_16BIT[0]), DEPTH = SWIZZLE_ROW / 2;
+    ConvTile tiles[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        ConvTile &t = tiles[i] = WEIGHT_16BIT[i];
+        const double rows =
+            t.m * (outs % DEPTH ? OUTS_APART : 1) + (double)t.n / t.cluster_m * (channels % DEPTH ? CHANNELS_APART : 1);
+        t.sum = hypot(PRODUCTS * t.m * t.n, ROW * rows);
+    }
+    return fastest_plan(tiles, 1, outs, columns, pixels, DEPTH, MOST_SPLITS, relays, shares, device);
 }
 
 static int64_t taps_of(const ConvProduct &phase)
@@ -345,8 +367,7 @@ static void set_backward_weight(Steps &steps, const ConvCall &call, ConvDevice d
     } else {
         steps.plan = s.groups > 1 ? fastest_plan(GROUPS_WEIGHT_16BIT, s.groups, o, steps.padded_width, pixels, row,
                                                  MOST_SPLITS, relays, false, device)
-                                  : fastest_plan(WEIGHT_16BIT, 1, o, steps.padded_width, pixels, row, MOST_SPLITS,
-                                                 relays, shares, device);
+                                  : weight_plan(o, c, steps.padded_width, pixels, relays, shares, device);
     }
     steps.sums_splits = steps.plan.splits > 1 || (relays && (tf32 || WEIGHT_16BIT[steps.plan.tile].most == 0));
     if (steps.sums_splits)
