@@ -9,6 +9,8 @@ interleave = cuda_ops.functional.interleave
 def reference(input, other, dim=1):
     if input.shape != other.shape or input.dtype != other.dtype:
         raise RuntimeError("stack expects tensors that are alike")
+    if not -input.dim() <= dim < input.dim():
+        raise IndexError("input has no such dimension")
     dim %= input.dim()
     return torch.stack((input, other), dim + 1).flatten(dim, dim + 1)
 
