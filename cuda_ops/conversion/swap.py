@@ -42,7 +42,9 @@ def convert(
             and statistics may change in any way, in a CUDA graph too. The gate of a squeeze-and-excitation block and
             its product with the image are one op (:func:`cuda_ops.functional.scale_channels`), and without gradients so
             are its two convolutions (:func:`cuda_ops.functional.excitation`). Under autocast a LayerNorm in front of a
-            layer that lowers its input returns that layer's dtype at once. It happens in Sequential, in torchvision's
+            layer that lowers its input returns that layer's dtype at once. Attention of torchvision's Swin Transformer
+            and MaxViT is read and written in the image (:func:`cuda_ops.functional.window_attention`), and
+            ShuffleNetV2's branches are shuffled as they are put together. It happens in Sequential, in torchvision's
             dense layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch
             but on an attribute of the module; no value of a global, no mode of PyTorch's asked for or turned, no walk
             through its parameters); there functions of torch.nn.functional become ours too. Layers with hooks, or
