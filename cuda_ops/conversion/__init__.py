@@ -8,6 +8,7 @@ torch.compile see what they saw before.
 layers.py    the classes of single layers: ours, and for a call that our kernels do not take PyTorch's own
 fusing.py    runs of layers that one op of ours computes, as functions of these layers; Sequential's forward
 attention.py calls of scaled_dot_product_attention in forwards that torch.fx cannot trace, and in transformers' registry
+windows.py   attention in windows of images, as torchvision's Swin Transformer and MaxViT have it
 traced.py    the forward of other modules, where torch.fx can trace it and it is the same for every input
 rewritten.py the forward of others, which branch on arguments or take any number of them: rewritten as text
 fusing_blocks.py  what stands in for statements of such forwards

@@ -46,7 +46,9 @@ def convert(
             are its two convolutions (:func:`cuda_ops.functional.excitation`). Where residual blocks that end in a
             norm with such a sum follow each other, backward of the norm adds up the gradients of the next block's
             branch and sum, each of which reads an alias of its output. Under autocast a LayerNorm in front of a
-            layer that lowers its input returns that layer's dtype at once. It happens in Sequential, in torchvision's
+            layer that lowers its input returns that layer's dtype at once. Attention of torchvision's Swin Transformer
+            and MaxViT is read and written in the image (:func:`cuda_ops.functional.window_attention`), and
+            ShuffleNetV2's branches are shuffled as they are put together. It happens in Sequential, in torchvision's
             dense layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch
             but on an attribute of the module; no value of a global, no mode of PyTorch's asked for or turned, no walk
             through its parameters); there functions of torch.nn.functional become ours too. Layers with hooks, or

@@ -3,7 +3,8 @@
 // cp.async while one is computed with. A warp has 16 rows of scores in registers, whole ones: softmax is of four
 // neighbouring lanes, and backward makes the weights again from qkv alone. The bias is in registers for all windows of
 // the block, and so are the sums of its gradient, which leave the block once.
-// Bound by memory: qkv is read once and the output written once; backward reads qkv and grad_output and writes grad_qkv.
+// Bound by memory, in the end: qkv is read once and the output written once; backward reads qkv and grad_output and
+// writes grad_qkv. 0.5 to 0.65 of a copy's speed forward and 0.3 to 0.5 backward, by the time that a window takes.
 #include "window_attention/mma/mma.h"
 
 #include "common/aligned_vector.cuh"
