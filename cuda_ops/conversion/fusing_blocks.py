@@ -23,6 +23,7 @@ from .fusing import HALVES, _are_alike, _is_sum_of_rows, _lowers, is_plain, lett
 from .layers import takes
 
 HELPERS = ("norm_before", "add_norm", "product_and_activation", "is_lowered_again", "rotation")
+LEAST_ROWS = 2  # of the input, for each row of a weight that is turned
 # Of a tensor, what does not depend on its elements and dtype.
 SIZES = ("shape", "size", "dim", "ndim", "device", "numel")
 
@@ -226,6 +227,8 @@ def _transposed(weight, input) -> Tensor | None:
     """A weight of Conv1D's as linear_gelu's kernels have it; None where it is not worth the copy."""
     dtype = torch.get_autocast_dtype("cuda") if autocasts(input.device.type) else weight.dtype
     if not input.is_cuda or dtype not in HALVES or weight.dim() != 2:
+        return None
+    if input.numel() < LEAST_ROWS * weight.shape[0] ** 2:  # of few rows, as where text is generated, the copy is more
         return None
     return _RoundedTranspose.apply(weight, dtype)
 
