@@ -8,6 +8,7 @@ from types import FunctionType
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from .. import functional
 from .._arguments import autocasts
@@ -19,7 +20,7 @@ from ..ops.layer_norm_rounded import (
     rms_norm_rounded_forward,
 )
 from . import layers
-from .fusing import HALVES, _are_alike, _is_sum_of_rows, _lowers, is_plain, letter_of
+from .fusing import HALVES, _are_alike, _is_eager, _is_sum_of_rows, _lowers, is_plain, letter_of
 from .layers import takes
 
 HELPERS = ("norm_before", "add_norm", "product_and_activation", "is_lowered_again", "rotation")
@@ -229,6 +230,8 @@ def _transposed(weight, input) -> Tensor | None:
     if not input.is_cuda or dtype not in HALVES or weight.dim() != 2:
         return None
     if input.numel() < LEAST_ROWS * weight.shape[0] ** 2:  # of few rows, as where text is generated, the copy is more
+        return None
+    if not (is_dynamo_compiling() or _is_eager()):  # torch.func and forward mode know no such Function
         return None
     return _RoundedTranspose.apply(weight, dtype)
 
