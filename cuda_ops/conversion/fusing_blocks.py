@@ -8,6 +8,7 @@ from types import FunctionType
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from .. import functional
 from .._arguments import autocasts
@@ -19,10 +20,11 @@ from ..ops.layer_norm_rounded import (
     rms_norm_rounded_forward,
 )
 from . import layers
-from .fusing import HALVES, _are_alike, _is_sum_of_rows, _lowers, is_plain, letter_of
+from .fusing import HALVES, _are_alike, _is_eager, _is_sum_of_rows, _lowers, is_plain, letter_of
 from .layers import takes
 
 HELPERS = ("norm_before", "add_norm", "product_and_activation", "is_lowered_again", "rotation")
+LEAST_ROWS = 2  # of the input, for each row of a weight that is turned
 # Of a tensor, what does not depend on its elements and dtype.
 SIZES = ("shape", "size", "dim", "ndim", "device", "numel")
 
@@ -226,6 +228,10 @@ def _transposed(weight, input) -> Tensor | None:
     """A weight of Conv1D's as linear_gelu's kernels have it; None where it is not worth the copy."""
     dtype = torch.get_autocast_dtype("cuda") if autocasts(input.device.type) else weight.dtype
     if not input.is_cuda or dtype not in HALVES or weight.dim() != 2:
+        return None
+    if input.numel() < LEAST_ROWS * weight.shape[0] ** 2:  # of few rows, as where text is generated, the copy is more
+        return None
+    if not (is_dynamo_compiling() or _is_eager()):  # torch.func and forward mode know no such Function
         return None
     return _RoundedTranspose.apply(weight, dtype)
 
