@@ -284,7 +284,7 @@ def _fuse(name, module, report: Report):
     if in_windows is not None:
         gains += [in_windows[1:]]
     if recipe is not None or text is not None or calls or why_not or in_windows is not None:
-        module.__class__ = converted_class(kind, recipe, bool(calls or why_not), text)
+        module.__class__ = converted_class(kind, recipe, bool(calls or why_not), None if in_windows else text)
     report.fusions += [Fusion(name, op, parts) for op, parts in gains]
     if gains and not (module._modules or module._parameters or module._buffers):
         # A layer that is no more than its forward, which is a call of ours now.
