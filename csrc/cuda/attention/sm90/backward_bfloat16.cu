@@ -8,8 +8,9 @@
 // order.h): results repeat bit by bit. The last block of keys loads the others' sums and stores what it rounds. With
 // several heads to a key head, their blocks of queries follow each other. With dropout, factors D, P^T becomes D P^T
 // and dP D dP: instances of their own (backward_dropout_bfloat16.cu), whose threads draw the numbers of the scores that
-// they have; of masks likewise, whose gradient, if they are added and it is wanted, is dS. Rows of more than 128 elements have kernels of their own (backward_wide_bfloat16.cu). Bound by latency
-// between the products (benchmarks/notes/attention.md).
+// they have; of masks likewise, and dS is the gradient of one that is added (backward_masked_bfloat16.cu,
+// backward_added_bfloat16.cu). Rows of more than 128 elements have kernels of their own (backward_wide_bfloat16.cu).
+// Bound by latency between the products (benchmarks/notes/attention.md).
 #include "attention/sm90/backward.cuh"
 #include "attention/sm90/sm90.h"
 
