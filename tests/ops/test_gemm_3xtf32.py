@@ -16,8 +16,8 @@ NAIVE, SIMT, THREE = 4, 10, 18  # the paths' numbers
 TILES = {0: 128, 1: 96, 2: 64}  # and their columns
 ORDERS = list(itertools.product((False, True), repeat=2))
 # Whole tiles; an odd number of rows of them, of which a cluster takes two; a part of one; k of no whole 32 and of less;
-# rows of no whole 16 bytes in B, which is copied.
-SIZES = [(256, 192, 64), (388, 200, 100), (1000, 132, 36), (130, 64, 8), (129, 61, 260), (2000, 4, 516)]
+# rows of no whole 16 bytes in B, which is copied, and in both.
+SIZES = [(256, 192, 64), (388, 200, 100), (1000, 132, 36), (130, 64, 8), (129, 61, 260), (2000, 4, 516), (301, 203, 67)]
 
 
 @pytest.fixture
@@ -60,11 +60,7 @@ def test_plans(tile, float32):
         rows, columns = (n, m) if turned else (m, n)
         a, b = matrix(rows, k, left), matrix(k, columns, right, seed=1)
         what = f"{rows}x{columns}x{k} {left} {right} in {splits}"
-        try:
-            d = ops.gemm_planned(a, b, (THREE, tile, splits, 0))
-        except NotImplementedError:
-            assert k % 4 or rows % 4 or columns % 4, what
-            continue
+        d = ops.gemm_planned(a, b, (THREE, tile, splits, 0))
         check(d, a, b, what)
         assert torch.equal(d, ops.gemm_planned(a, b, (THREE, tile, splits, 0))), what
 
@@ -73,7 +69,8 @@ def test_plans(tile, float32):
 @pytest.mark.parametrize("tile", TILES)
 def test_batches(tile, float32):
     """Also of one matrix for all, and of more tiles than the GPU has room for at once."""
-    for (m, n, k), shared, (left, right) in itertools.product([(260, 100, 68), (100, 260, 68)], (0, 1, 2), ORDERS):
+    sizes = [(260, 100, 68), (100, 260, 68), (131, 67, 33)]
+    for (m, n, k), shared, (left, right) in itertools.product(sizes, (0, 1, 2), ORDERS):
         a = matrix(m, k, left, batch=(1 if shared == 1 else 60,)).expand(60, m, k)
         b = matrix(k, n, right, seed=1, batch=(1 if shared == 2 else 60,)).expand(60, k, n)
         check(ops.gemm_planned(a, b, (THREE, tile, 1, 0)), a, b, f"{m}x{n}x{k} {shared} {left} {right}")
@@ -247,6 +244,8 @@ def test_choice(monkeypatch):
     assert "sm90_3xtf32" not in chosen(*large, capability="10.0").values()
     assert "sm90_3xtf32" not in chosen(*large, dtype=torch.float64).values()
     assert "sm90_3xtf32" not in chosen(64, 64, 64).values()
+    # Rows of no whole 16 bytes in both operands, of which the larger one is copied: on an H100 1258 µs for simt's 3089.
+    assert chosen(8192, 5004, 1866)["forward"] == "sm90_3xtf32"
     monkeypatch.setenv("CUDA_OPS_3XTF32", "0")
     ops.reload_paths()
     try:

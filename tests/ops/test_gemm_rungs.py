@@ -121,9 +121,13 @@ def test_storage_orders(name, dtype):
 # kernel adds, and the one of them that computes D or D transposed; those of rung 14, with A and B exchanged or not, and
 # with k split over the blocks of a cluster; rung 15 on the tensor cores, with k whole and split likewise.
 PLANS = [(13, tile, splits, swapped) for tile in range(8) for splits in (1, 3) for swapped in range(1 + (tile == 4))]
-PLANS += [(13, tile, splits, 0) for tile in range(10, 16) for splits in (1, 3)]  # without gelu, of 16 bits
+# Those without gelu, of 16 bits; the last two are in clusters of eight, for A stored k x m and B k x n.
+PLANS += [(13, tile, splits, 0) for tile in (10, 11, 13, 15, 23, 24) for splits in (1, 3)]
+# Those that make D transposed too, as rows of D by TMA.
+EITHER = [(13, tile, 1, 1) for tile in (0, 2, 3, 22)]
+PLANS += EITHER
 # Those that two blocks make together.
-PAIRS = [(13, tile, 1, swapped) for tile in range(16, 22) for swapped in range(1 + (tile != 18))]
+PAIRS = [(13, tile, 1, swapped) for tile in (16, 17, 18, 19, 21) for swapped in range(1 + (tile != 18))]
 PLANS += PAIRS
 PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
 PLANS += [(15, 0, splits, 0) for splits in (1, 4, 8)]
@@ -170,7 +174,7 @@ def batches(batch, m, n, k, dtype, ta, tb):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan[0] == 13 and plan[3] == 0], ids=str)
+@pytest.mark.parametrize("plan", [p for p in PLANS if p[0] == 13 and (p[3] == 0 or p in EITHER)], ids=str)
 def test_plans_of_batches(plan, dtype):
     """More matrices than multiprocessors, each of less than a tile, one, and several: blocks loop over them, and in the
     last two sizes clusters over whole rows of tiles and lone ones in turn. One operand of a batch may be the same for
@@ -213,6 +217,22 @@ def test_an_odd_number_of_rows_of_tiles_fills_whole_clusters():
         pytest.skip("the choice depends on the number of multiprocessors")
     a, b = (torch.empty(*size, device="cuda", dtype=torch.bfloat16) for size in ((6304, 3072), (3072, 768)))
     assert tuple(ops.gemm_plan(a, b)) == (13, 13, 1, 0)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_bias_where_the_kernel_makes_d_transposed(dtype):
+    """Columns of D are the kernel's rows then. 4728 x 504 is 120 tiles of 160 x 128, which those of 128 x 160 are with
+    A and B exchanged, the last ones not whole."""
+    rows, outputs, inputs = 4728, 504, 256
+    x, weight = operands(rows, outputs, inputs, dtype, "cuda", False, True)
+    bias = torch.linspace(-3, 3, outputs, device="cuda").to(dtype)
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert ops.gemm_plan(x, weight)[3] == 1
+    exact = x.double() @ weight.double() + bias.double()
+    magnitude = x.double().abs() @ weight.double().abs() + bias.double().abs()
+    actual = cuda_ops.functional.linear(x, weight.T, bias)
+    assert ((actual.double() - exact).abs() <= 2 * torch.finfo(dtype).eps * magnitude).all()
 
 
 @pytest.mark.cuda

@@ -87,9 +87,9 @@ static constexpr double BYTES_RATE = 4.9e6; // a microsecond
 static constexpr double NARROW_BYTES_RATE = 3.3e6;
 static constexpr int64_t LONG_K = 8192, FEW_SUMS = 65536;
 // Of the splits' partial sums, written and read again; they stay in the L2 cache as a rule.
-static constexpr double PARTIAL_BYTES_RATE = 3.7e6, FLOAT64_PARTIAL_BYTES_RATE = 3e6;
+static constexpr double PARTIAL_BYTES_RATE = 3.74e6, FLOAT64_PARTIAL_BYTES_RATE = 3e6;
 // The kernel that adds the splits waits for memory once for as many of them as it has in flight.
-static constexpr double ADDING_ROUND = 0.81; // microseconds
+static constexpr double ADDING_ROUND = 0.82; // microseconds
 static constexpr double NOT_HIDDEN = 0.11;   // share of the shorter of arithmetic and copying that still shows
 // The least k of a split.
 static constexpr int64_t SMALLEST_SPLIT = 256, SMALLEST_TF32_SPLIT = 64, SMALLEST_FLOAT64_SPLIT = 128,
@@ -147,8 +147,8 @@ static int64_t clusters_of(const GemmTime &t, const cuda_ops_gemm_problem &p, in
 static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                         GemmDevice device)
 {
-    const int64_t room = device.multiprocessors * t.blocks / (t.cluster_m * t.cluster_n); // clusters that run at once
-    return ceil_div(clusters_of(t, p, m, n) * splits, room > 0 ? room : 1);
+    const int64_t room = clusters_at_once(device.multiprocessors * t.blocks, t.cluster_m * t.cluster_n);
+    return ceil_div(clusters_of(t, p, m, n) * splits, room);
 }
 
 // direct's model, but in float64. The warps of a block take a step of k together, 64 bytes of each line a warp (lines
@@ -214,8 +214,10 @@ static constexpr double SHORT_TILE = 0.81; // of `rest`, what is not in proporti
 static constexpr double STORED_BY_ELEMENTS = 2.31, STORED_BY_PAIRS = 1.21, STORED_BY_SMALL_TILES = 4.08;
 static constexpr double STORED_BY_192 = 1.2, STORED_BY_64 = 2.69;
 // And what a pair of blocks takes longer to store them, whatever their number.
-static constexpr double STORED_BY_A_PAIR = 1.92;
-static constexpr int TILE_OF_192_COLUMNS = 2, TILE_OF_64_ROWS = 7;
+static constexpr double STORED_BY_A_PAIR = 1.69;
+static constexpr int TILE_OF_192_COLUMNS = 2, TILE_OF_64_COLUMNS = 6, TILE_OF_64_ROWS = 7;
+// And what tiles whose blocks share an SM take longer where rows of D begin within sectors of 32 bytes.
+static constexpr double STORED_IN_SECTORS = 0.31;
 
 // Copies of operands, by padded and by sm90 in TF32, are a launch, and move each byte twice.
 static constexpr double COPY_LAUNCH = 1.75, COPY_BYTES_RATE = 3.08e6; // microseconds, and bytes in one
@@ -229,7 +231,8 @@ static double copy_microseconds(int64_t bytes)
 
 static double split_microseconds(const cuda_ops_gemm_problem &p)
 {
-    return COPY_LAUNCH + SPLIT_BYTES * (double)gemm_sm90_3xtf32_split_bytes(p) / COPY_BYTES_RATE;
+    return COPY_LAUNCH + SPLIT_BYTES * (double)gemm_sm90_3xtf32_split_bytes(p) / COPY_BYTES_RATE +
+           copy_microseconds(gemm_sm90_3xtf32_copied_bytes(p));
 }
 
 // To start a block of sm90_skinny, which is not persistent: the GPU starts one after another.
@@ -258,8 +261,11 @@ static double rest_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t
                           : halves && t.tile == TILE_OF_192_COLUMNS ? unaligned + STORED_BY_192
                           : halves && t.tile == TILE_OF_64_ROWS     ? unaligned * STORED_BY_64
                                                                     : unaligned;
+    const bool sectors =
+        halves && row % 16 == 0 && row % 32 != 0 && (t.tile == TILE_OF_64_COLUMNS || t.tile == TILE_OF_64_ROWS);
     const double share = t.path == GEMM_SM90_SKINNY ? 1 : SHORT_TILE + (1 - SHORT_TILE) * elements / (t.m * t.n);
-    return share * t.rest + stored * elements / 8192 + (unaligned > 0 && is_pair(t, p) ? STORED_BY_A_PAIR : 0);
+    return share * t.rest + (stored + (sectors ? STORED_IN_SECTORS : 0)) * elements / 8192 +
+           (unaligned > 0 && is_pair(t, p) ? STORED_BY_A_PAIR : 0);
 }
 
 // What an SM takes to load 128 bytes of an operand's row, from the L2 cache, by what its rows are multiples of: whole
@@ -340,6 +346,19 @@ static int64_t whole_stages(const GemmTime &t, const cuda_ops_gemm_problem &p, i
                                                                                            : k;
 }
 
+// The last line of an odd number of lines of tiles comes after all others (OddGemmWork), and reads the operand that it
+// shares with them once more: from device memory, if that is larger than the L2 cache.
+static constexpr int64_t LARGE_OPERAND = 40 << 20;
+
+static double bytes_read_again(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n)
+{
+    if (t.path != GEMM_SM90 || t.cluster_m * t.cluster_n != 2 || is_pair(t, p))
+        return 0;
+    const int64_t lines = t.cluster_m == 2 ? ceil_div(m, t.m) : ceil_div(n, t.n);
+    const int64_t bytes = (t.cluster_m == 2 ? n : m) * p.k * dtype_size(p.dtype);
+    return lines > 1 && lines % 2 == 1 && bytes > LARGE_OPERAND ? (double)bytes : 0;
+}
+
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                        bool transposed, GemmDevice device)
 {
@@ -347,7 +366,7 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
                          ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
                           (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
     const bool narrow = p.transpose_a && !p.transpose_b && p.k >= LONG_K && p.batch * p.m * p.n <= FEW_SUMS;
-    const double copying = bytes / (narrow ? NARROW_BYTES_RATE : BYTES_RATE);
+    const double copying = (bytes + bytes_read_again(t, p, m, n)) / (narrow ? NARROW_BYTES_RATE : BYTES_RATE);
     const int64_t sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
     const double partial_rate = p.dtype == CUDA_OPS_FLOAT64 ? FLOAT64_PARTIAL_BYTES_RATE : PARTIAL_BYTES_RATE;
     const bool splits_last_wave = t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && t.tile == 0 && splits == 1;
@@ -387,6 +406,14 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
 // How much slower a tile is that reads rows shorter than a cache line: sm90_skinny's n neighbouring values of B.
 static constexpr double NARROW = 1.18;
 
+// And one of sm90's that makes D or D^T where it makes D^T: that leaves in whole lines.
+static constexpr double AS_D_TRANSPOSED = 0.975;
+
+static bool leaves_transposed(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
+{
+    return t.path == GEMM_SM90 && swapped && !is_pair(t, p) && !gemm_sm90_splits(p, t.tile, swapped);
+}
+
 // And one of a pair that makes D, not D^T, unless both operands are stored along m and n.
 static constexpr double PAIR_AS_IT_IS = 1.04;
 
@@ -400,7 +427,7 @@ static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p,
 static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                                GemmDevice device)
 {
-    const int64_t blocks = clusters_of(t, p, m, n) * t.cluster_m * t.cluster_n * splits;
+    const bool is_one_wave = waves_of(t, p, m, n, splits, device) == 1;
     // A k so long that splitting pays even if it only fills the last wave.
     const bool halves = p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16;
     const bool fills_waves =
@@ -413,8 +440,7 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
                              : p.dtype == CUDA_OPS_FLOAT32 ? SMALLEST_TF32_SPLIT
                                                            : SMALLEST_SPLIT;
     return (t.path != GEMM_DIRECT || device.capability >= 90) && // clusters
-           (t.path != GEMM_SM90_3XTF32 || !p.preactivation) && p.k / splits >= smallest &&
-           (blocks <= device.multiprocessors * t.blocks || fills_waves);
+           (t.path != GEMM_SM90_3XTF32 || !p.preactivation) && p.k / splits >= smallest && (is_one_wave || fills_waves);
 }
 
 // Whether the tile takes the problem as it is or, if `swapped`, with A and B exchanged, so that it makes D^T.
@@ -465,12 +491,14 @@ static GemmPlan fastest_plan(const GemmTime (&times)[COUNT], const GemmCall &cal
             const bool transposed = swapped || (transposes && t.path == GEMM_SM90);
             const int64_t m = transposed ? p.n : p.m, n = transposed ? p.m : p.n;
             for (int splits = 1; splits <= t.splits; splits = more_splits(t.path, splits)) {
-                if (splits > 1 && !is_worth_splitting(t, p, m, n, splits, device))
+                if (splits > 1 && ((t.path == GEMM_SM90 && !gemm_sm90_splits(p, t.tile, swapped)) ||
+                                   !is_worth_splitting(t, p, m, n, splits, device)))
                     break;
                 if (waves_of(t, p, m, n, splits, device) > 1 && is_for_one_wave(times, t))
                     break;
                 const double time = estimate(t, p, m, n, splits, transposed, device) *
                                     (reads_narrow_rows(t, p, swapped)           ? NARROW
+                                     : leaves_transposed(t, p, swapped)         ? AS_D_TRANSPOSED
                                      : is_pair(t, p) && !swapped && !both_along ? PAIR_AS_IT_IS
                                                                                 : 1);
                 if (best.path == 0 || time < least) {
@@ -496,8 +524,16 @@ static bool has_long_epilogue(const GemmPlan &plan, const cuda_ops_gemm_problem 
            clusters_of_lines(ceil_div(p.m, 128), ceil_div(p.n, 128)) * p.batch <= device.multiprocessors / 2;
 }
 
-// Of what simt's model expects, in products of layers, as a median.
-static constexpr double SIMT_TAKES = 0.92;
+// Of what simt's model expects, in products of layers, as a median; and, beside sm90_3xtf32's times, where rows of A or
+// B are no whole 16 bytes.
+static constexpr double SIMT_TAKES = 0.92, SIMT_TAKES_UNALIGNED = 1.15;
+
+static double simt_microseconds(const cuda_ops_gemm_problem &p, GemmDevice device, const GemmPlan &other)
+{
+    const bool whole = p.lda % 4 == 0 && p.ldb % 4 == 0 && !p.unaligned_a && !p.unaligned_b;
+    return (whole || other.path != GEMM_SM90_3XTF32 ? SIMT_TAKES : SIMT_TAKES_UNALIGNED) *
+           gemm_simt_microseconds(p, device);
+}
 
 // Products with times of their own: of many multiply-adds, and the gradients of weights of many rows.
 static constexpr double LONG = 1.6e10;
@@ -521,7 +557,7 @@ static GemmPlan tabled_plan(const GemmCall &call, GemmDevice device, int only, d
         return fastest_plan(FLOAT64_TIMES, call, device, only, microseconds);
     if (p.dtype == CUDA_OPS_FLOAT32 && gemm_direct_uses_cores(p, device)) {
         const GemmPlan plan = fastest_plan(FLOAT32_TIMES, call, device, only, microseconds);
-        const double tiled = SIMT_TAKES * gemm_simt_microseconds(p, device);
+        const double tiled = simt_microseconds(p, device, plan);
         if (only != 0 || tiled >= *microseconds)
             return plan;
         *microseconds = tiled;

@@ -48,6 +48,14 @@ struct GemmPath {
 
 static constexpr Answer GEMM_NEEDS_TF32 = {"takes float32 only where TF32 is allowed"};
 
+// Clusters that run at once of those that so many blocks would be. Those of more than two blocks are fewer than that, since
+// a cluster's SMs are of one part of the GPU: 15 of eight on the 132 of an H100 or H200.
+static inline int64_t clusters_at_once(int64_t blocks, int64_t cluster)
+{
+    const int64_t room = cluster > 2 ? blocks * 10 / 11 / cluster : blocks / cluster;
+    return room > 0 ? room : 1;
+}
+
 // The call with A and B exchanged: D^T = op(B)^T op(A)^T. The pitches of D stay D's.
 static inline GemmCall exchanged(const GemmCall &call)
 {
@@ -74,6 +82,7 @@ static constexpr int PADDED_SKINNY = 32;
 GemmPlan gemm_sm90_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 // Whether sm90 has the tile for the problem's dtype and storage order.
 bool gemm_sm90_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
+bool gemm_sm90_splits(const cuda_ops_gemm_problem &problem, int tile, bool swapped); // whether it may split k
 int64_t gemm_sm90_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 // By dtype and storage of A, a file each.

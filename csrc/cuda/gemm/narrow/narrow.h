@@ -30,7 +30,9 @@ struct NarrowOuter {
     int k, relu, bias_is_float;
     int fours; // four neighbours of a row of D may be written at once
     float alpha;
+    int fours_b;       // and of a row of B be read
     int lanes, across; // threads along a row of D, and blocks
+    int rows;          // that a block has at once
 };
 
 // Partial sums of D (m x n) of A (rows x m) transposed and B (rows x n), a split each block.

@@ -9,7 +9,7 @@
 #include "common/common.cuh"
 #include "gemm/narrow/narrow.h"
 
-static constexpr int OUTER_THREADS = 256, OUTER_ROWS = 32, OUTER_COLUMNS = 4; // of a block, and of a thread
+static constexpr int OUTER_THREADS = 256, OUTER_ROWS = 32, OUTER_COLUMNS = 4; // of a block, at most, and of a thread
 
 // K: k, rounded up; beyond k are zeros.
 template <typename T, int K>
@@ -22,26 +22,42 @@ __global__ void __launch_bounds__(OUTER_THREADS, 2) gemm_narrow_outer_kernel(con
     wait_for_predecessor();
     release_successor();
     float b[K][OUTER_COLUMNS], bias[OUTER_COLUMNS];
+    if (work.fours_b) {
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            aligned_vector<T, OUTER_COLUMNS> four = {};
+            if (column < work.n && k < work.k)
+                four = *(const aligned_vector<T, OUTER_COLUMNS> *)((const T *)work.b + k * work.b_k + column);
+#pragma unroll
+            for (int e = 0; e < OUTER_COLUMNS; e++)
+                b[k][e] = load_as_accumulate(four.element[e]);
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < OUTER_COLUMNS; e++)
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                b[k][e] = column + e < work.n && k < work.k
+                              ? load_as_accumulate(((const T *)work.b)[k * work.b_k + (column + e) * work.b_n])
+                              : 0.0f;
+    }
 #pragma unroll
     for (int e = 0; e < OUTER_COLUMNS; e++) {
         const bool inside = column + e < work.n;
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            b[k][e] = inside && k < work.k
-                          ? load_as_accumulate(((const T *)work.b)[k * work.b_k + (column + e) * work.b_n])
-                          : 0.0f;
         bias[e] = !work.bias || !inside ? 0.0f
                   : work.bias_is_float  ? ((const float *)work.bias)[column + e]
                                         : load_as_accumulate(((const T *)work.bias)[column + e]);
     }
-    const int64_t apart = (int64_t)(gridDim.x / work.across) * OUTER_ROWS;
-    for (int64_t row = (int64_t)(blockIdx.x / work.across) * OUTER_ROWS; row < work.m; row += apart) {
-        const int count = work.m - row < OUTER_ROWS ? (int)(work.m - row) : OUTER_ROWS;
+    const int64_t apart = (int64_t)(gridDim.x / work.across) * work.rows;
+    for (int64_t row = (int64_t)(blockIdx.x / work.across) * work.rows; row < work.m; row += apart) {
+        const int count = work.m - row < work.rows ? (int)(work.m - row) : work.rows;
         __syncthreads(); // the rows before have been read
-        for (int i = threadIdx.x; i < count * K; i += OUTER_THREADS) {
-            const int k = i % K;
-            rows[i / K][k] =
-                k < work.k ? load_as_accumulate(((const T *)work.a)[(row + i / K) * work.a_m + k * work.a_k]) : 0.0f;
+        // Neighbouring threads load what lies side by side, along m or along k.
+        for (int i = threadIdx.x; i < OUTER_ROWS * K; i += OUTER_THREADS) {
+            const int r = work.a_m == 1 ? i % OUTER_ROWS : i / K, k = work.a_m == 1 ? i / OUTER_ROWS : i % K;
+            if (r < count)
+                rows[r][k] =
+                    k < work.k ? load_as_accumulate(((const T *)work.a)[(row + r) * work.a_m + k * work.a_k]) : 0.0f;
         }
         __syncthreads();
         if (column >= work.n)
@@ -76,14 +92,20 @@ __global__ void __launch_bounds__(OUTER_THREADS, 2) gemm_narrow_outer_kernel(con
 template <typename T, int K>
 static cuda_ops_status launch_outer_of(NarrowOuter work, GemmDevice device, cudaStream_t stream)
 {
-    work.lanes = WARP_SIZE;
-    while (work.lanes < OUTER_THREADS && (int64_t)work.lanes * OUTER_COLUMNS < work.n)
-        work.lanes *= 2;
-    work.across = (int)ceil_div(work.n, work.lanes * OUTER_COLUMNS);
+    // As many threads along a row as leave the fewest of them without columns, and of as many the most.
+    const int64_t columns = ceil_div(work.n, OUTER_COLUMNS);
+    work.lanes = OUTER_THREADS;
+    for (int lanes = OUTER_THREADS / 2; lanes >= WARP_SIZE; lanes /= 2)
+        if (ceil_div(columns, lanes) * lanes < ceil_div(columns, work.lanes) * work.lanes)
+            work.lanes = lanes;
+    work.across = (int)ceil_div(columns, work.lanes);
     const auto kernel = gemm_narrow_outer_kernel<T, K>;
     const int64_t room =
         ceil_div((int64_t)device.multiprocessors * active_blocks(kernel, OUTER_THREADS, 0), work.across);
-    const int64_t groups = ceil_div(work.m, OUTER_ROWS), down = groups < room ? groups : room;
+    // A short D has fewer rows a block, so that there is one for each place on the GPU.
+    const int64_t at_once = OUTER_THREADS / work.lanes, fair = ceil_div(ceil_div(work.m, room), at_once) * at_once;
+    work.rows = (int)(fair < OUTER_ROWS ? fair : OUTER_ROWS);
+    const int64_t groups = ceil_div(work.m, work.rows), down = groups < room ? groups : room;
     launch_dependent(kernel, dim3((unsigned int)(down * work.across)), OUTER_THREADS, 0, stream, work);
     return launch_status();
 }

@@ -483,6 +483,8 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     work.group = plan.group;
     work.swapped = swapped;
     map_d = map_a;
+    if (C::MAKES_EITHER && swapped && splits > 1) // sums of splits leave in the kernel's order
+        return CUDA_OPS_INVALID_ARGUMENT;
     if (splits > 1) {
         work.d = call.workspace;
         work.bias = nullptr;
@@ -494,6 +496,12 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
         work.output_is_float = 1;
     } else if (C::IN_LINES) {
         work.copies_out = is_aligned_16(call.d) && p.ldd % 8 == 0 && (p.batch == 1 || p.stride_d % 8 == 0);
+    } else if (C::MAKES_EITHER && swapped) {
+        if (!can_copy_out(exchanged(call)))
+            return CUDA_OPS_INVALID_ARGUMENT;
+        work.copies_out = 1;
+        mapped =
+            mapped && make_map(&map_d, call.d, p.dtype, false, p.m, p.n, p.batch, p.ldd, p.stride_d, C::ROW, C::CHUNK);
     } else if (C::BUFFERS > 0 && !swapped && can_copy_out(call)) {
         work.copies_out = 1;
         mapped = mapped &&
@@ -506,7 +514,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
 
     const auto kernel = gemm_sm90_kernel<C>;
     allow_shared_memory(kernel, C::SHARED_BYTES);
-    const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER;
+    const int64_t room = clusters_at_once(device.multiprocessors * C::SHARING, C::CLUSTER);
     work.ahead = stages_ahead(splits);
     const int64_t clusters = C::ONE_TILE || total < room ? total : room;
     start_clusters(kernel, clusters * C::CLUSTER, C::THREADS, C::CLUSTER, C::SHARED_BYTES, device.capability,
@@ -528,11 +536,11 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
 {
     // clang-format off
     switch (plan.tile) {
-    //                                      M    N   cluster ping-pong stages
-    case 0: return launch<Tile<T, 128, 256, 2, 1, false, 4, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    //                                                 M    N   cluster ping-pong stages
+    case 0: return launch<EitherTile<Tile<T, 128, 256, 2, 1, false, 4, a_mn_major, b_mn_major, false, true>>>(call, device, plan);
     case 1: return launch<Tile<T, 128, 128, 2, 1, true, 5, a_mn_major, b_mn_major, false, true>>(call, device, plan);
-    case 2: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major, false, true>>(call, device, plan);
-    case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 2: return launch<EitherTile<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major, false, true>>>(call, device, plan);
+    case 3: return launch<EitherTile<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major, false, true>>>(call, device, plan);
     case 4: return launch<Tile<T, 128, 80, 2, 1, false, b_mn_major ? 7 : 8, a_mn_major, b_mn_major, false, true, 1, true>>(call, device, plan);
     case 5:
         if constexpr (!a_mn_major)

@@ -22,8 +22,8 @@ struct LeanTile : Whole {
 
 // 10: the blocks of a cluster are side by side and share A, which is the longer one where rows are many, and an odd
 // number of rows of tiles leaves none of them idle. 11: for multiples of 224 columns, of which networks have many
-// (672), and a last wave that 192 or 256 fill badly. 12: the largest, for a D that is one wave of it: 6400 x 768 is 125
-// tiles. It has no stage more.
+// (672), and a last wave that 192 or 256 fill badly. 22: makes D^T, as tiles of 160 x 128, between those of 128 and
+// 192: 3200 x 768 is 120 of them. Not where A is stored along m: its 160 rows would be loaded as 192.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_lean(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
@@ -32,7 +32,9 @@ static cuda_ops_status launch_lean(const GemmCall &call, GemmDevice device, cons
     //                                               M    N   cluster ping-pong stages
     case 10: return launch<LeanTile<Tile<T, 128, 128, 1, 2, true, 5, a_mn_major, b_mn_major>>>(call, device, plan);
     case 11: return launch<Tile<T, 128, 224, 2, 1, false, 4, a_mn_major, b_mn_major>>(call, device, plan);
-    case 12: return launch<Tile<T, 256, 160, 2, 1, false, 3, a_mn_major, b_mn_major>>(call, device, plan);
+    case 22:
+        if constexpr (!b_mn_major)
+            return launch<EitherTile<Tile<T, 128, 160, 2, 1, true, 5, a_mn_major, false>>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;

@@ -256,7 +256,7 @@ static cuda_ops_status launch_pair(const GemmCall &call, GemmDevice device, cons
 }
 
 // The tiles, as gemm/times.h numbers them. An MN-major B was slower with 96 and 160 columns, which are no multiple of a
-// 64-column box, than with 128 and 192. The last is for a D such as 3072 x 768, which is 64 tiles of it.
+// 64-column box, than with 128. The last is for a D such as 3072 x 768, which is 64 tiles of it.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_pairs(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
@@ -274,8 +274,6 @@ static cuda_ops_status launch_pairs(const GemmCall &call, GemmDevice device, con
         if constexpr (!b_mn_major)
             return launch_pair<PairTile<T, 128, 160, 5, a_mn_major, false>>(call, device, plan);
         break;
-    case 20:
-        return launch_pair<PairTile<T, 128, 192, 4, a_mn_major, b_mn_major>>(call, device, plan);
     case 21:
         return launch_pair<PairTile<T, 192, 192, 3, a_mn_major, b_mn_major>>(call, device, plan);
     }

@@ -4,16 +4,19 @@
 // bands, so that concurrent ones share the L2. Ping-pong: each consumer has tiles of its own, and one multiplies during
 // the other's epilogue. Small matrices in batches take smaller blocks, two an SM, without clusters. k is split where
 // tiles are few; a pair of blocks may split it within a cluster (gemm/sm90/pair.cuh). gemm/sm90/lean.cuh has tiles
-// without gelu and with a stage more, gemm/sm90/triple.cuh such of 192 rows. The 16-bit tile of 80 columns makes D or
-// D^T, so that a D of few columns or few rows has a tile for every SM. gemm.cu picks the tile by gemm/times.h. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start. Measured on
-// an H200 against cuBLAS: bf16 1024^3 0.97 to 1.01, 2048^3 1.00, 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256
-// 1.14 to 1.20; TF32 1.00 to 1.47 by storage order; 256 products of 128 x 128 x 64 bf16 0.96 to 1.05, TF32 0.98 to 1.18
+// without gelu and with a stage more, gemm/sm90/triple.cuh such of 192 rows, gemm/sm90/large_clusters.cuh small ones in
+// clusters of eight. 16-bit tiles of 80, 160, 192 and 256 columns make D^T too, as tiles with as many rows: a wave that
+// one of the two fills badly, the other may fill. gemm.cu picks the tile by gemm/times.h. Bound by the tensor cores and,
+// from 4096^3 on, by the card's power; small D by its start. Measured on an H200 against cuBLAS: bf16 1024^3 0.97 to
+// 1.01, 2048^3 1.00, 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256 1.14 to 1.20; TF32 1.00 to 1.47 by storage
+// order; 256 products of 128 x 128 x 64 bf16 0.96 to 1.05, TF32 0.98 to 1.18
 // (benchmarks/notes/gemm.md).
 #include "common/activation.cuh"
 #include "common/common.cuh"
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
 #include "gemm/sm90/gelu.h"
+#include "gemm/sm90/large_clusters.h"
 #include "gemm/sm90/lean.h"
 #include "gemm/sm90/tile.cuh"
 #include "gemm/sm90/triple.h"
@@ -51,11 +54,20 @@ int64_t gemm_sm90_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPl
 // batches, and the one of them that does not transpose B.
 static constexpr int D_OR_TRANSPOSED = 4, SMALL = 6, TF32_SMALL = 4, TF32_UNTRANSPOSED = 5;
 // The first and last of the 16-bit tiles of lean.cuh.
-static constexpr int FIRST_LEAN = 10, LAST_LEAN = 12;
+static constexpr int FIRST_LEAN = 10, LAST_LEAN = 11, TILE_160 = 22;
 
 static bool is_lean(int tile)
 {
-    return tile >= FIRST_LEAN && tile <= LAST_LEAN;
+    return (tile >= FIRST_LEAN && tile <= LAST_LEAN) || tile == TILE_160;
+}
+
+// The 16-bit tiles that make D^T too where TMA writes it, with k whole and without gelu; that of 160 columns makes D^T
+// alone.
+static constexpr int TILE_256 = 0, TILE_192 = 2, TILE_64 = 3;
+
+static bool makes_either(int tile)
+{
+    return tile == TILE_256 || tile == TILE_192 || tile == TILE_64 || tile == TILE_160;
 }
 
 // Those of triple.cuh.
@@ -75,6 +87,14 @@ static bool is_pair(int tile)
     return tile >= FIRST_PAIR && tile <= LAST_PAIR;
 }
 
+// Those of large_clusters.cuh.
+static constexpr int FIRST_OF_LARGE_CLUSTERS = 23, LAST_OF_LARGE_CLUSTERS = 24;
+
+static bool is_of_large_clusters(int tile)
+{
+    return tile >= FIRST_OF_LARGE_CLUSTERS && tile <= LAST_OF_LARGE_CLUSTERS;
+}
+
 bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
 {
     const bool tf32 = p.dtype == CUDA_OPS_FLOAT32;
@@ -82,17 +102,25 @@ bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
         const bool k_contiguous = swapped ? !p.transpose_a : p.transpose_b;
         return (!swapped || tile != PAIR_128) && (k_contiguous || (tile != PAIR_96 && tile != PAIR_160));
     }
-    // The tiles for batches have no gelu, nor have those of lean.cuh and triple.cuh.
+    // The tiles for batches have no gelu, nor have those of lean.cuh, triple.cuh and large_clusters.cuh.
     if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || is_gelu(p.activation)))
         return false;
     if (tf32)
         return !swapped && (tile != TF32_UNTRANSPOSED || !p.transpose_a || p.transpose_b);
-    return !swapped || tile == D_OR_TRANSPOSED;
+    if (swapped && makes_either(tile))
+        return !p.preactivation && !is_gelu(p.activation) && (tile != TILE_160 || !p.transpose_a) &&
+               can_copy_out({nullptr, nullptr, nullptr, nullptr, nullptr, p, nullptr});
+    if (is_of_large_clusters(tile) && !(p.transpose_a && !p.transpose_b))
+        return false;
+    return tile != TILE_160 && (!swapped || tile == D_OR_TRANSPOSED);
 }
 
-// The 16-bit tile of 128 x 192, of which there is a kernel for gelu too.
-static constexpr int TILE_192 = 2;
+bool gemm_sm90_splits(const cuda_ops_gemm_problem &p, int tile, bool swapped)
+{
+    return p.dtype == CUDA_OPS_FLOAT32 || !(is_pair(tile) || (swapped && makes_either(tile)));
+}
 
+// There is a kernel of the tile of 128 x 192 for gelu too.
 static bool has_gelu_kernel(const GemmCall &call, const GemmPlan &plan)
 {
     const cuda_ops_gemm_problem &p = call.problem;
@@ -104,7 +132,7 @@ static bool has_gelu_kernel(const GemmCall &call, const GemmPlan &plan)
 
 bool gemm_sm90_takes_gelu_backward(const GemmCall &call, GemmDevice device, const void *preactivation)
 {
-    constexpr int TILE_256 = 0, TILE_128 = 1;
+    constexpr int TILE_128 = 1;
     const cuda_ops_gemm_problem &p = call.problem;
     if ((p.dtype != CUDA_OPS_FLOAT16 && p.dtype != CUDA_OPS_BFLOAT16) || p.transpose_a || p.transpose_b ||
         !gemm_sm90_supports(call, device))
@@ -112,7 +140,8 @@ bool gemm_sm90_takes_gelu_backward(const GemmCall &call, GemmDevice device, cons
     GemmCall of_preactivation = call;
     of_preactivation.d = const_cast<void *>(preactivation);
     GemmPlan plan = gemm_sm90_plan(p, device);
-    if (is_lean(plan.tile) || is_triple(plan.tile)) { // the best of those that have gelu instead
+    if (is_lean(plan.tile) || is_triple(plan.tile) || is_of_large_clusters(plan.tile) ||
+        (plan.swapped && makes_either(plan.tile))) { // the best of those that have gelu instead
         cuda_ops_gemm_problem other = p;
         other.activation = CUDA_OPS_GEMM_GELU;
         plan = gemm_sm90_plan(other, device);
@@ -123,10 +152,17 @@ bool gemm_sm90_takes_gelu_backward(const GemmCall &call, GemmDevice device, cons
     return plan.splits <= 1 && large && can_copy_out(call) && can_copy_out(of_preactivation);
 }
 
-cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, const GemmPlan &wanted)
 {
+    GemmPlan plan = wanted;
     if (!gemm_sm90_takes(original.problem, plan.tile, plan.swapped))
         return CUDA_OPS_INVALID_ARGUMENT;
+    // An address that TMA cannot write to, of which the choice knows nothing.
+    if (original.problem.dtype != CUDA_OPS_FLOAT32 && plan.swapped && makes_either(plan.tile) &&
+        !can_copy_out(original)) {
+        plan.swapped = 0;
+        plan.tile = plan.tile == TILE_160 ? TILE_192 : plan.tile;
+    }
     const GemmCall call = plan.swapped ? exchanged(original) : original;
     if (is_pair(plan.tile) && plan.splits > 1)
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -138,6 +174,8 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
             return gemm_sm90_lean_bfloat16(call, device, plan);
         if (is_triple(plan.tile))
             return gemm_sm90_triple_bfloat16(call, device, plan);
+        if (is_of_large_clusters(plan.tile))
+            return gemm_sm90_large_clusters_bfloat16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_bfloat16(call, device, plan);
         if (has_gelu_kernel(call, plan))
@@ -151,6 +189,8 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
             return gemm_sm90_lean_float16(call, device, plan);
         if (is_triple(plan.tile))
             return gemm_sm90_triple_float16(call, device, plan);
+        if (is_of_large_clusters(plan.tile))
+            return gemm_sm90_large_clusters_float16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_float16(call, device, plan);
         if (has_gelu_kernel(call, plan))

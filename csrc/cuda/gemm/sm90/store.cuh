@@ -90,7 +90,7 @@ __device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const 
 #pragma unroll
             for (int i = 0; i < C::N / 2; i++)
                 sum[block][i] *= work.alpha;
-    if ((C::IN_LINES || C::IN_REGISTERS) && work.bias && work.swapped) { // no other tile makes D transposed
+    if ((C::IN_LINES || C::IN_REGISTERS || C::MAKES_EITHER) && work.bias && work.swapped) { // no other makes D^T
 #pragma unroll
         for (int block = 0; block < C::BLOCKS; block++)
 #pragma unroll
@@ -268,6 +268,45 @@ __device__ __forceinline__ void store_halves(const float (&sum)[C::BLOCKS][C::N 
         } else {
             bar_sync(1 + group, WARPGROUP);
             store_pairs<C>(to, work, matrix, first_row, column, thread);
+        }
+    }
+}
+
+// The same for a tile of D^T: CHUNK rows of D at a time, transposed on their way into the buffer, as boxes of 64
+// columns.
+template <typename C>
+__device__ __forceinline__ void
+store_halves_transposed(const float (&sum)[C::BLOCKS][C::N / 2], const CUtensorMap *map_d, char *buffers, int &buffer,
+                        int64_t matrix, int first_row, int first_column, int group, int thread)
+{
+    typedef typename C::T T;
+    constexpr int BOX = C::CHUNK * SWIZZLE_ROW;
+    const int lane = thread % 32, warp = thread / 32;
+    // Of 16 rows of D, and of 16 of a box's columns a warp: stmatrix has two by two matrices of eight, which lanes 0 to
+    // 7, 8 to 15 and so on give the rows of.
+    const int row = lane / 16 * 8 + lane % 8, vector = (2 * warp + lane / 8 % 2) ^ (lane % 8);
+#pragma unroll
+    for (int chunk = 0; chunk < C::N / C::CHUNK; chunk++, buffer ^= 1) {
+        const uint32_t to = shared_address(buffers + buffer * C::BUFFER_BYTES);
+        if (thread == 0)
+            bulk_wait_group_read<1>();
+        bar_sync(1 + group, WARPGROUP);
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int i = 0; i < C::CHUNK / 16; i++) {
+                const float *const s = sum[block] + C::CHUNK / 2 * chunk + 8 * i;
+                stmatrix_x4_trans(to + block * BOX + (16 * i + row) * SWIZZLE_ROW + vector * 16, pack<T>(s[0], s[1]),
+                                  pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
+            }
+        fence_proxy_async();
+        bar_sync(1 + group, WARPGROUP);
+        if (thread == 0) {
+#pragma unroll
+            for (int block = 0; block < C::BLOCKS; block++)
+                tma_store_3d(map_d, to + block * BOX, first_row + 64 * block, first_column + C::CHUNK * chunk,
+                             (int)matrix);
+            bulk_commit_group();
         }
     }
 }
@@ -477,6 +516,12 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
         else
             store_floats<C>(sum, work, matrix, first_row, column, thread);
     } else if constexpr (sizeof(typename C::T) == 2) {
+        if constexpr (C::MAKES_EITHER) {
+            if (work.swapped) {
+                store_halves_transposed<C>(sum, map_d, buffers, buffer, matrix, first_row, first_column, group, thread);
+                return;
+            }
+        }
         if (work.output_is_float)
             store_floats<C>(sum, work, matrix, first_row, column, thread);
         else

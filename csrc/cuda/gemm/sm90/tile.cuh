@@ -64,6 +64,8 @@ struct Tile {
     static constexpr int GELU_COLUMNS = 64; // that store_gelu takes at a time
     // The tile that makes D or D^T: all of a warpgroup's results at once, as rows of D (see store_lines).
     static constexpr bool IN_LINES = sizeof(T) == 2 && N < 128 && N % 64 != 0;
+    // Whether the tile also makes D^T, whose columns leave as rows of D (EitherTile).
+    static constexpr bool MAKES_EITHER = false;
     static constexpr int GELU_BYTES = HAS_GELU ? GROUP_M * GELU_COLUMNS * 4 : 0;
     static constexpr int LINES_BYTES = (GROUP_M + 8) * (N + 8) * 2;
     static constexpr int BUFFER_BYTES = IN_LINES ? (LINES_BYTES > GELU_BYTES ? LINES_BYTES : GELU_BYTES)
@@ -82,6 +84,14 @@ struct Tile {
     static_assert(!HAS_GELU || BUFFERS * BUFFER_BYTES >= GELU_BYTES, "GELU_COLUMNS of float32 sums");
     static_assert(M % (8 * CLUSTER_N) == 0 && N % (8 * CLUSTER_M) == 0, "each block of a cluster loads its part");
     static_assert(STAGE_BYTES % SWIZZLE_ATOM == 0 && A_BYTES % SWIZZLE_ATOM == 0, "tiles are aligned to the swizzle");
+};
+
+// A 16-bit tile that makes D or D^T, by TMA: a tile of 128 x 192 is one of 192 x 128 too.
+template <typename Whole>
+struct EitherTile : Whole {
+    static constexpr bool MAKES_EITHER = true;
+    static_assert(sizeof(typename Whole::T) == 2 && Whole::BUFFERS == 2 && !Whole::IN_LINES, "results leave by TMA");
+    static_assert(Whole::GROUP_M % 64 == 0 && Whole::CHUNK * SWIZZLE_ROW % SWIZZLE_ATOM == 0, "boxes of 128 bytes");
 };
 
 struct GemmWork {

@@ -115,8 +115,6 @@ static cuda_ops_status launch_triples(const GemmCall &call, GemmDevice device, c
     //                                              N  stages
     case 13:
         return launch_triple_tile<TripleTile<T, 192, 4, a_mn_major, b_mn_major>>(call, device, plan);
-    case 14:
-        return launch_triple_tile<TripleTile<T, 128, 5, a_mn_major, b_mn_major>>(call, device, plan);
     case 15:
         return launch_triple_tile<TripleTile<T, 96, 5, a_mn_major, b_mn_major>>(call, device, plan);
     }
