@@ -344,26 +344,26 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
     sizes.winograd = winograd_tile(op, input);
 
     const c10::OptionalDeviceGuard guard(at::device_of(input));
+    Tensor copied; // to channels_last, and so is the result then
 #ifdef CUDA_OPS_WITH_CUDA
-    // The copy counts as channels_last, whatever PyTorch suggests by the strides of dimensions of one element.
-    Tensor copy;
     std::optional<CudaRun> run_on_cuda;
     if (input.is_cuda()) {
         run_on_cuda.emplace(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, input);
         if (input.numel() > 0 && run_on_cuda->plan.wants_channels_last) {
-            copy = relaid(op, input, at::MemoryFormat::ChannelsLast);
+            copied = relaid(op, input, at::MemoryFormat::ChannelsLast);
+            // Not by its strides: where a dimension is 1 they may be those of either format, or of none.
             sizes.input_channels_last = sizes.output_channels_last = 1;
-        }
-        sizes.activation = activation; // which has no part in the question before
-        if (copy.defined() || activation != CUDA_OPS_CONV2D_NONE)
             run_on_cuda.emplace(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, input);
+        }
+        if (activation != CUDA_OPS_CONV2D_NONE) { // which has no part in the question before
+            sizes.activation = activation;
+            run_on_cuda.emplace(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, input);
+        }
     }
-    const Tensor x = copy.defined() ? copy : dense_image(input);
-#else
-    const Tensor x = dense_image(input);
 #endif
     TORCH_INTERNAL_ASSERT(input.is_cuda() || activation == CUDA_OPS_CONV2D_NONE);
-    const Tensor w = dense_image(weight), b = bias ? bias->contiguous() : Tensor();
+    const Tensor x = copied.defined() ? copied : dense_image(input), w = dense_image(weight);
+    const Tensor b = bias ? bias->contiguous() : Tensor();
     Tensor output = empty({sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width},
                           x.options().memory_format(memory_format(sizes.output_channels_last)));
     if (output.numel() == 0)
@@ -378,8 +378,10 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
                                                          bias_data, &sizes, run.workspace.mutable_data_ptr(), run.path,
                                                          dtype, current_stream(op)));
 #ifdef CUDA_OPS_WITH_CUDA
-        return relaid(op, output, memory_format(channels_last));
+        if (copied.defined())
+            return relaid(op, output, memory_format(channels_last));
 #endif
+        return output;
     }
     if (is_half(dtype) && !takes_halves(CUDA_OPS_CONV2D_FORWARD, sizes, dtype, x, w))
         return conv2d_forward(op, widened(x), widened(w), widened(bias), parameters, channels_last).to(x.scalar_type());
@@ -437,23 +439,20 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
     sizes.winograd = winograd_tile(op, grad_output);
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    Tensor copied; // as in conv2d_forward
 #ifdef CUDA_OPS_WITH_CUDA
-    Tensor copy; // as in conv2d_forward
     std::optional<CudaRun> run_on_cuda;
     if (grad_output.is_cuda()) {
         run_on_cuda.emplace(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, grad_output);
         if (grad_output.numel() > 0 && run_on_cuda->plan.wants_channels_last) {
-            copy = relaid(op, grad_output, at::MemoryFormat::ChannelsLast);
+            copied = relaid(op, grad_output, at::MemoryFormat::ChannelsLast);
             sizes.input_channels_last = sizes.output_channels_last = 1;
             run_on_cuda.emplace(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, grad_output);
         }
     }
-    const Tensor g = copy.defined() ? copy : dense_image(grad_output);
-#else
-    const Tensor g = dense_image(grad_output);
 #endif
-    const Tensor w = dense_image(weight);
-    Tensor grad_input = empty(input_size, g.options().memory_format(memory_format(sizes.input_channels_last)));
+    const Tensor g = copied.defined() ? copied : dense_image(grad_output), w = dense_image(weight);
+    Tensor grad_input = empty(input_size, g.options().memory_format(memory_format(sizes.input_channels_last != 0)));
     if (grad_input.numel() == 0)
         return grad_input;
     if (g.is_cuda()) {
@@ -467,8 +466,10 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
         if (bias.defined())
             grad_input.add_(bias.view({-1, 1, 1}));
 #ifdef CUDA_OPS_WITH_CUDA
-        return relaid(op, grad_input, memory_format(channels_last));
+        if (copied.defined())
+            return relaid(op, grad_input, memory_format(channels_last));
 #endif
+        return grad_input;
     }
     if (is_half(dtype) && !takes_halves(CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, g, w))
         return conv2d_backward_input(op, widened(g), widened(w), input_size, channels_last, parameters, widened(bias))

@@ -174,10 +174,13 @@ def _multi_head(
         mask = _taking_part(mask, len(more), query, q)
 
     if need_weights:
+        scale = _scale(OP, None, head_dim)
+        if q.dtype == torch.float16:  # whose range ends below what products may be before they are scaled
+            q, scale = q * scale, 1.0
         scores = matmul(q, k.mT)
         if mask is not None and mask.dtype != torch.bool and not torch.is_autocast_enabled(query.device.type):
             mask = mask.to(scores.dtype)
-        attention_weights = dropout(masked_softmax(scores, mask, _scale(OP, None, head_dim)), p)
+        attention_weights = dropout(masked_softmax(scores, mask, scale), p)
         output = matmul(attention_weights, v)
     else:
         attention_weights = None

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.conv2d_cases import FORMATS, TOLERANCE, is_channels_last, native
 from support.opspec import Make, assert_close
+from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cuda_ops
@@ -116,6 +117,27 @@ def test_format_of_tensors_that_are_in_both(device, channels, size):
             assert output.stride() == expected.stride()
             arguments = (image, weight, None, (1, 1), (0, 0, 0, 0), (1, 1), 1)
             torch.library.opcheck(torch.ops.cuda_ops.conv2d_forward, arguments, test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("pixels", [64, 2048])
+def test_strides_that_tell_no_format(device, pixels):
+    """Rows of pixels as an image of one row, as they come of a sequence: in channels_last but for the stride of the
+    dimension of 1, by which PyTorch takes them for contiguous. Also of the weight, and for gradients."""
+    channels = 256
+    rows, weight = (
+        torch.randn(n, channels, generator=torch.Generator().manual_seed(n)).to(device) for n in (pixels, channels)
+    )
+    image = rows.as_strided((1, channels, 1, pixels), (channels, 1, pixels * channels, channels)).requires_grad_()
+    filters = weight[..., None, None].clone().requires_grad_()
+    assert is_channels_last(image) and suggest_memory_format(image) == torch.contiguous_format
+    for bias in (None, torch.ones(channels, device=device)):
+        output = conv2d(image, filters, bias)
+        grad = rows.flip(0).as_strided(image.shape, image.stride())
+        grads = torch.autograd.grad(output, (image, filters), grad)
+        expected = rows.double() @ weight.double().T + (0 if bias is None else bias.double())
+        assert_close(output[0, :, 0].T, expected, 1e-5)
+        assert_close(grads[0][0, :, 0].T, rows.double().flip(0) @ weight.double(), 1e-5)
+        assert_close(grads[1][..., 0, 0], rows.double().flip(0).T @ rows.double(), 1e-5)
 
 
 def test_mixes_of_formats_twice_differentiated(device):

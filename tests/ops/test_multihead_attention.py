@@ -241,6 +241,25 @@ def test_the_function_has_all_that_the_module_has_not():
         assert_gradients_close(*grads)
 
 
+def test_products_beyond_the_range_of_float16(device):
+    """Of 102,400 before they are scaled, and 12,800 after it, as PyTorch scales the query first."""
+    query, key = torch.full((1, 1, 64), 40.0), torch.full((2, 1, 64), 40.0)
+    one, value = torch.eye(64), torch.arange(128.0).reshape(2, 1, 64) / 128
+
+    def run(function, **to):
+        arguments = [t.to(**to).requires_grad_() for t in (query, key, value)]
+        weights = {f"{name}_proj_weight": one.to(**to) for name in "qkv"}
+        output, shares = function(
+            *arguments, 64, 1, None, None, None, None, False, 0.0, one.to(**to), None, use_separate_proj_weight=True,
+            **weights,
+        )  # fmt: skip
+        return output, shares, *torch.autograd.grad(output.sum(), arguments)
+
+    found = run(ours_forward, device=device, dtype=torch.float16)
+    for actual, expected in zip(found, run(native_forward, dtype=torch.float64), strict=True):
+        assert_close(actual, expected, 2e-3)
+
+
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_dropout_drops_weights(need_weights):
     """As many as it should, scaled, other ones on each call and the same after a seed; none in evaluation."""

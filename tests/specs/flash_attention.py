@@ -26,6 +26,8 @@ def reference(
     sinks=None,
 ):
     """The formulas of the docstring, with all scores; a query that sees no key is 0."""
+    if key.shape[-3] and query.shape[-3] % key.shape[-3]:
+        raise ValueError("heads that do not divide, of which none would be left")
     if key.shape[-3] and query.shape[-3] != key.shape[-3]:
         group = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(group, -3), value.repeat_interleave(group, -3)
