@@ -76,12 +76,20 @@ int64_t cuda_ops_group_norm_workspace_cpu(cuda_ops_group_norm_sizes sizes)
 #include "group_norm.c"
 
 #include "common/undef_real.h"
+#define REAL float
+#define FN(name) name##_bf16
+#define AS_BFLOAT16
+#define WITHOUT_SUMS /* which are float32's */
+#include "group_norm.c"
+#undef WITHOUT_SUMS
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_group_norm_forward_cpu(void *output, double *mean, double *variance, const void *input,
                                                 const void *weight, const void *bias, cuda_ops_group_norm_sizes sizes,
                                                 double eps, int64_t begin, int64_t end, cuda_ops_dtype dtype)
 {
-    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64 && dtype != CUDA_OPS_BFLOAT16)
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     if (is_empty(&sizes))
         return CUDA_OPS_SUCCESS;
@@ -98,8 +106,10 @@ cuda_ops_status cuda_ops_group_norm_forward_cpu(void *output, double *mean, doub
                             .eps = eps};
     if (dtype == CUDA_OPS_FLOAT32)
         (sizes.channels_last ? forward_columns_f32 : forward_rows_f32)(&pass, begin, end);
-    else
+    else if (dtype == CUDA_OPS_FLOAT64)
         (sizes.channels_last ? forward_columns_f64 : forward_rows_f64)(&pass, begin, end);
+    else
+        (sizes.channels_last ? forward_columns_bf16 : forward_rows_bf16)(&pass, begin, end);
     return CUDA_OPS_SUCCESS;
 }
 
@@ -108,7 +118,7 @@ cuda_ops_status cuda_ops_group_norm_backward_cpu(void *grad_input, void *workspa
                                                  const double *variance, cuda_ops_group_norm_sizes sizes, double eps,
                                                  int64_t begin, int64_t end, cuda_ops_dtype dtype)
 {
-    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64 && dtype != CUDA_OPS_BFLOAT16)
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     if (is_empty(&sizes))
         return CUDA_OPS_SUCCESS;
@@ -126,8 +136,10 @@ cuda_ops_status cuda_ops_group_norm_backward_cpu(void *grad_input, void *workspa
                             .eps = eps};
     if (dtype == CUDA_OPS_FLOAT32)
         (sizes.channels_last ? backward_columns_f32 : backward_rows_f32)(&pass, begin, end);
-    else
+    else if (dtype == CUDA_OPS_FLOAT64)
         (sizes.channels_last ? backward_columns_f64 : backward_rows_f64)(&pass, begin, end);
+    else
+        (sizes.channels_last ? backward_columns_bf16 : backward_rows_bf16)(&pass, begin, end);
     return CUDA_OPS_SUCCESS;
 }
 
@@ -179,6 +191,8 @@ cuda_ops_status cuda_ops_instance_norm_update_cpu(void *running_mean, void *runn
 
 #else
 
+#include "common/stored.h"
+
 /* The mean, rounded to the dtype, and what that left out: `rest`, the mean of differences from it. */
 typedef struct FN(statistics) {
     REAL center;
@@ -212,15 +226,15 @@ CUDA_OPS_SIMD static void FN(forward_rows)(const norm_pass *pass, int64_t begin,
     const int64_t inner = pass->sizes.inner, channels = pass->group_channels, cols = channels * inner;
     const double inverse_cols = 1 / (double)cols;
     for (int64_t row = begin; row < end; row++) {
-        const REAL *restrict x = (const REAL *)pass->input + row * cols;
-        REAL *restrict y = (REAL *)pass->output + row * cols;
+        const STORED *restrict x = (const STORED *)pass->input + row * cols;
+        STORED *restrict y = (STORED *)pass->output + row * cols;
         double mean = 0, sum = 0, squares = 0;
         for (int64_t first = 0; first < cols; first += SHORT) {
             const int64_t last = min_i64(first + SHORT, cols);
             REAL part = 0; /* of elements that are made smaller first: their sum might be too large for the dtype */
 #pragma omp simd reduction(+ : part)
             for (int64_t c = first; c < last; c++)
-                part += x[c] * ((REAL)1 / SHORT);
+                part += LOAD(x[c]) * ((REAL)1 / SHORT);
             mean += (double)part * (inverse_cols * SHORT);
         }
         const REAL center = (REAL)mean;
@@ -229,7 +243,7 @@ CUDA_OPS_SIMD static void FN(forward_rows)(const norm_pass *pass, int64_t begin,
             REAL part = 0, part_squares = 0;
 #pragma omp simd reduction(+ : part, part_squares)
             for (int64_t c = first; c < last; c++) {
-                const REAL difference = x[c] - center;
+                const REAL difference = LOAD(x[c]) - center;
                 part += difference;
                 part_squares += difference * difference;
             }
@@ -242,7 +256,7 @@ CUDA_OPS_SIMD static void FN(forward_rows)(const norm_pass *pass, int64_t begin,
             FN(coefficients)(&scale, &shift, pass, row % pass->sizes.groups * channels + d, &s);
 #pragma omp simd
             for (int64_t i = d * inner; i < (d + 1) * inner; i++)
-                y[i] = (x[i] - center) * scale + shift;
+                y[i] = STORE((LOAD(x[i]) - center) * scale + shift);
         }
     }
 }
@@ -253,8 +267,8 @@ CUDA_OPS_SIMD static void FN(backward_rows)(const norm_pass *pass, int64_t begin
     const int64_t groups = pass->sizes.groups;
     const REAL *weight = pass->weight;
     for (int64_t row = begin; row < end; row++) {
-        const REAL *restrict x = (const REAL *)pass->input + row * cols;
-        const REAL *restrict g = (const REAL *)pass->grad_output + row * cols;
+        const STORED *restrict x = (const STORED *)pass->input + row * cols;
+        const STORED *restrict g = (const STORED *)pass->grad_output + row * cols;
         const double mean = pass->mean[row], rstd = 1 / sqrt(pass->variance[row] + pass->eps);
         const REAL center = (REAL)mean;
         const double off = mean - (double)center;
@@ -267,8 +281,8 @@ CUDA_OPS_SIMD static void FN(backward_rows)(const norm_pass *pass, int64_t begin
                 REAL part = 0, part_products = 0;
 #pragma omp simd reduction(+ : part, part_products)
                 for (int64_t i = first; i < last; i++) {
-                    part += g[i];
-                    part_products += g[i] * (x[i] - center);
+                    part += LOAD(g[i]);
+                    part_products += LOAD(g[i]) * (LOAD(x[i]) - center);
                 }
                 sum += (double)part;
                 products += (double)part_products;
@@ -283,14 +297,14 @@ CUDA_OPS_SIMD static void FN(backward_rows)(const norm_pass *pass, int64_t begin
         }
         if (!pass->grad_input)
             continue;
-        REAL *restrict dx = (REAL *)pass->grad_input + row * cols;
+        STORED *restrict dx = (STORED *)pass->grad_input + row * cols;
         const double tilt = -rstd * rstd * slope;
         const REAL by_input = (REAL)tilt, rest = (REAL)(-rstd * mean_h - tilt * off);
         for (int64_t d = 0; d < channels; d++) {
             const REAL scale = (REAL)((weight ? (double)weight[row % groups * channels + d] : 1) * rstd);
 #pragma omp simd
             for (int64_t i = d * inner; i < (d + 1) * inner; i++)
-                dx[i] = g[i] * scale + (x[i] - center) * by_input + rest;
+                dx[i] = STORE(LOAD(g[i]) * scale + (LOAD(x[i]) - center) * by_input + rest);
         }
     }
 }
@@ -304,8 +318,8 @@ CUDA_OPS_SIMD static void FN(forward_columns)(const norm_pass *pass, int64_t beg
         const int64_t image = unit / units, group = unit % units * span;
         const int64_t first = group * pass->group_channels;
         const int64_t last = min_i64(group + span, groups) * pass->group_channels;
-        const REAL *restrict x = (const REAL *)pass->input + image * inner * channels;
-        REAL *restrict y = (REAL *)pass->output + image * inner * channels;
+        const STORED *restrict x = (const STORED *)pass->input + image * inner * channels;
+        STORED *restrict y = (STORED *)pass->output + image * inner * channels;
         double means[LEAST_CHANNELS] = {0}, sums[LEAST_CHANNELS] = {0}, squares[LEAST_CHANNELS] = {0};
         FN(statistics) s[LEAST_CHANNELS];
         for (int64_t at = first; at < last; at += TILE) {
@@ -315,7 +329,7 @@ CUDA_OPS_SIMD static void FN(forward_columns)(const norm_pass *pass, int64_t beg
                 for (int64_t p = from; p < min_i64(from + SHORT, inner); p++)
 #pragma omp simd
                     for (int64_t c = 0; c < width; c++)
-                        part[c] += x[p * channels + at + c] * ((REAL)1 / SHORT);
+                        part[c] += LOAD(x[p * channels + at + c]) * ((REAL)1 / SHORT);
                 for (int64_t c = 0; c < width; c++)
                     means[(at + c - first) / pass->group_channels] += (double)part[c] * SHORT / (double)count;
             }
@@ -330,7 +344,7 @@ CUDA_OPS_SIMD static void FN(forward_columns)(const norm_pass *pass, int64_t beg
                 for (int64_t p = from; p < min_i64(from + SHORT, inner); p++)
 #pragma omp simd
                     for (int64_t c = 0; c < width; c++) {
-                        const REAL difference = x[p * channels + at + c] - center[c];
+                        const REAL difference = LOAD(x[p * channels + at + c]) - center[c];
                         part[c] += difference;
                         part_squares[c] += difference * difference;
                     }
@@ -354,7 +368,8 @@ CUDA_OPS_SIMD static void FN(forward_columns)(const norm_pass *pass, int64_t beg
             for (int64_t p = 0; p < inner; p++)
 #pragma omp simd
                 for (int64_t c = 0; c < width; c++)
-                    y[p * channels + at + c] = (x[p * channels + at + c] - center[c]) * scale[c] + shift[c];
+                    y[p * channels + at + c] =
+                        STORE((LOAD(x[p * channels + at + c]) - center[c]) * scale[c] + shift[c]);
         }
     }
 }
@@ -369,8 +384,8 @@ CUDA_OPS_SIMD static void FN(backward_columns)(const norm_pass *pass, int64_t be
         const int64_t image = unit / units, group = unit % units * span;
         const int64_t first = group * pass->group_channels;
         const int64_t last = min_i64(group + span, groups) * pass->group_channels;
-        const REAL *restrict x = (const REAL *)pass->input + image * inner * channels;
-        const REAL *restrict g = (const REAL *)pass->grad_output + image * inner * channels;
+        const STORED *restrict x = (const STORED *)pass->input + image * inner * channels;
+        const STORED *restrict g = (const STORED *)pass->grad_output + image * inner * channels;
         double rstd[LEAST_CHANNELS], mean_h[LEAST_CHANNELS] = {0}, slope[LEAST_CHANNELS] = {0};
         for (int64_t i = group; i < min_i64(group + span, groups); i++)
             rstd[i - group] = 1 / sqrt(pass->variance[image * groups + i] + pass->eps);
@@ -385,9 +400,9 @@ CUDA_OPS_SIMD static void FN(backward_columns)(const norm_pass *pass, int64_t be
                 for (int64_t p = from; p < min_i64(from + SHORT, inner); p++)
 #pragma omp simd
                     for (int64_t c = 0; c < width; c++) {
-                        const REAL grad = g[p * channels + at + c];
+                        const REAL grad = LOAD(g[p * channels + at + c]);
                         part[c] += grad;
-                        part_products[c] += grad * (x[p * channels + at + c] - center[c]);
+                        part_products[c] += grad * (LOAD(x[p * channels + at + c]) - center[c]);
                     }
                 for (int64_t c = 0; c < width; c++) {
                     sums[c] += (double)part[c];
@@ -408,7 +423,7 @@ CUDA_OPS_SIMD static void FN(backward_columns)(const norm_pass *pass, int64_t be
         }
         if (!pass->grad_input)
             continue;
-        REAL *restrict dx = (REAL *)pass->grad_input + image * inner * channels;
+        STORED *restrict dx = (STORED *)pass->grad_input + image * inner * channels;
         for (int64_t at = first; at < last; at += TILE) {
             const int64_t width = min_i64(TILE, last - at);
             REAL center[TILE], scale[TILE], by_input[TILE], rest[TILE];
@@ -425,12 +440,13 @@ CUDA_OPS_SIMD static void FN(backward_columns)(const norm_pass *pass, int64_t be
 #pragma omp simd
                 for (int64_t c = 0; c < width; c++) {
                     const int64_t i = p * channels + at + c;
-                    dx[i] = g[i] * scale[c] + (x[i] - center[c]) * by_input[c] + rest[c];
+                    dx[i] = STORE(LOAD(g[i]) * scale[c] + (LOAD(x[i]) - center[c]) * by_input[c] + rest[c]);
                 }
         }
     }
 }
 
+#ifndef WITHOUT_SUMS
 CUDA_OPS_SIMD static void FN(backward_sums)(REAL *grad_weight, REAL *grad_bias, const double *sums, int64_t images,
                                             int64_t channels, int64_t begin, int64_t end)
 {
@@ -447,5 +463,6 @@ CUDA_OPS_SIMD static void FN(backward_sums)(REAL *grad_weight, REAL *grad_bias, 
         }
     }
 }
+#endif
 
 #endif

@@ -12,8 +12,8 @@
 #include "autograd.h"
 #include "checks.h"
 #include "cpu_workspace.h"
+#include "elements.h"
 #include "empty.h"
-#include "halves.h"
 #include "running_statistics.h"
 #include "vmap.h"
 
@@ -124,7 +124,7 @@ std::tuple<Tensor, Tensor, Tensor> group_norm(const char *op, const Tensor &inpu
     const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes);
     const int64_t per_row = l.units_per_row(units), row = x.numel() / (units / per_row);
     const Tensor w = widened(parameters.weight), b = widened(parameters.bias);
-    parallel_rows(
+    parallel_stored_rows(
         op, units, per_row, l.grain(units), dtype,
         [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
             return cuda_ops_group_norm_forward_cpu(to, mean.data_ptr<double>(), variance.data_ptr<double>(), from,
@@ -206,7 +206,7 @@ static std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor &grad
     const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes);
     const int64_t per_row = l.units_per_row(units), row = x.numel() / (units / per_row);
     const Tensor w = widened(parameters.weight);
-    parallel_rows(
+    parallel_stored_rows(
         op, units, per_row, l.grain(units), dtype,
         [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
             return cuda_ops_group_norm_backward_cpu(to, workspace, grad, from, group_norm_data(w),

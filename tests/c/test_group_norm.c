@@ -17,9 +17,10 @@ static void check_norm(cuda_ops_group_norm_sizes s, bool affine, double offset, 
 {
     const int64_t count = s.images * s.channels * s.inner, rows = s.images * s.groups, width = s.channels / s.groups;
     void *input = guarded_numbers(count, 1, dtype), *grad_output = guarded_numbers(count, 2, dtype);
-    void *weight = guarded_numbers(s.channels, 3, dtype), *bias = guarded_numbers(s.channels, 4, dtype);
+    const cuda_ops_dtype computed = computed_dtype(dtype);
+    void *weight = guarded_numbers(s.channels, 3, computed), *bias = guarded_numbers(s.channels, 4, computed);
     void *output = guarded_new(count, dtype), *grad_input = guarded_new(count, dtype);
-    void *grad_weight = guarded_new(s.channels, dtype), *grad_bias = guarded_new(s.channels, dtype);
+    void *grad_weight = guarded_new(s.channels, computed), *grad_bias = guarded_new(s.channels, computed);
     double *mean = guarded_new(rows, CUDA_OPS_FLOAT64), *variance = guarded_new(rows, CUDA_OPS_FLOAT64);
     for (int64_t i = 0; i < count; i++)
         set(input, i, get(input, i, dtype) + offset, dtype);
@@ -35,7 +36,7 @@ static void check_norm(cuda_ops_group_norm_sizes s, bool affine, double offset, 
                   cuda_ops_group_norm_backward_cpu(grad_input, workspace, grad_output, input, w, mean, variance, s, EPS,
                                                    begin, end, dtype));
     IN_TWO_PIECES(s.channels, begin, end,
-                  cuda_ops_group_norm_backward_sums_cpu(grad_weight, grad_bias, workspace, s, begin, end, dtype));
+                  cuda_ops_group_norm_backward_sums_cpu(grad_weight, grad_bias, workspace, s, begin, end, computed));
     guarded_free_bytes(workspace, (bytes + 7) / 8, 8);
 
     /* The reference is in double too, and its mean is no better than 1e-16 times the offset. */
@@ -53,16 +54,16 @@ static void check_norm(cuda_ops_group_norm_sizes s, bool affine, double offset, 
             for (int64_t i = 0; i < s.inner; i++)
                 v += pow(get(input, index_of(s, image, c, i), dtype) - m, 2) / n;
         const double scale = 1 / sqrt(v + EPS);
-        CHECK(fabs(mean[row] - m) <= (dtype == CUDA_OPS_FLOAT32 ? 2e-7 : 1e-10), "mean %.17g, expected %.17g",
+        CHECK(fabs(mean[row] - m) <= (computed == CUDA_OPS_FLOAT32 ? 2e-7 : 1e-10), "mean %.17g, expected %.17g",
               mean[row], m);
         CHECK_NEAR(variance, row, v, tolerance, CUDA_OPS_FLOAT64);
         for (int64_t c = first; c < first + width; c++)
             for (int64_t i = 0; i < s.inner; i++) {
                 const int64_t at = index_of(s, image, c, i);
                 const double xhat = (get(input, at, dtype) - m) * scale, g = get(grad_output, at, dtype);
-                const double h = g * (affine ? get(weight, c, dtype) : 1);
-                CHECK_NEAR(output, at, affine ? xhat * get(weight, c, dtype) + get(bias, c, dtype) : xhat, tolerance,
-                           dtype);
+                const double h = g * (affine ? get(weight, c, computed) : 1);
+                CHECK_NEAR(output, at, affine ? xhat * get(weight, c, computed) + get(bias, c, computed) : xhat,
+                           tolerance, dtype);
                 sums[c] += g * xhat;
                 sums[s.channels + c] += g;
                 mean_h += h / n;
@@ -72,23 +73,23 @@ static void check_norm(cuda_ops_group_norm_sizes s, bool affine, double offset, 
             for (int64_t i = 0; i < s.inner; i++) {
                 const int64_t at = index_of(s, image, c, i);
                 const double xhat = (get(input, at, dtype) - m) * scale;
-                const double h = get(grad_output, at, dtype) * (affine ? get(weight, c, dtype) : 1);
+                const double h = get(grad_output, at, dtype) * (affine ? get(weight, c, computed) : 1);
                 CHECK_NEAR(grad_input, at, scale * (h - mean_h - xhat * slope), tolerance * (1 + scale), dtype);
             }
     }
     for (int64_t c = 0; c < s.channels; c++) {
-        CHECK_NEAR(grad_weight, c, sums[c], tolerance * sqrt((double)(s.images * s.inner)), dtype);
-        CHECK_NEAR(grad_bias, c, sums[s.channels + c], tolerance * sqrt((double)(s.images * s.inner)), dtype);
+        CHECK_NEAR(grad_weight, c, sums[c], tolerance * sqrt((double)(s.images * s.inner)), computed);
+        CHECK_NEAR(grad_bias, c, sums[s.channels + c], tolerance * sqrt((double)(s.images * s.inner)), computed);
     }
     free(sums);
     guarded_free(input, count, dtype);
     guarded_free(grad_output, count, dtype);
-    guarded_free(weight, s.channels, dtype);
-    guarded_free(bias, s.channels, dtype);
+    guarded_free(weight, s.channels, computed);
+    guarded_free(bias, s.channels, computed);
     guarded_free(output, count, dtype);
     guarded_free(grad_input, count, dtype);
-    guarded_free(grad_weight, s.channels, dtype);
-    guarded_free(grad_bias, s.channels, dtype);
+    guarded_free(grad_weight, s.channels, computed);
+    guarded_free(grad_bias, s.channels, computed);
     guarded_free(mean, rows, CUDA_OPS_FLOAT64);
     guarded_free(variance, rows, CUDA_OPS_FLOAT64);
 }
@@ -127,7 +128,7 @@ int main(void)
      * channels_last units of several groups, the last one shorter, and of several tiles of channels */
     const int64_t sizes[][4] = {{1, 1, 2, 1},   {3, 6, 1, 2},   {2, 6, 5, 3},     {2, 4, 257, 4},  {1, 3, 256, 1},
                                 {2, 70, 3, 35}, {2, 130, 4, 2}, {1, 300, 300, 3}, {2, 300, 3, 60}, {9, 4, 7, 1}};
-    FOR_CPU_DTYPES(dtype)
+    FOR_STORED_DTYPES(dtype)
     {
         for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
             for (int flags = 0; flags < 4; flags++) {
@@ -136,13 +137,13 @@ int main(void)
             }
         for (int last = 0; last < 2; last++)
             check_norm((cuda_ops_group_norm_sizes){2, 6, 100, 2, last}, true, 10000, dtype);
-        check_update(dtype);
+        check_update(computed_dtype(dtype));
     }
     const cuda_ops_group_norm_sizes four = {1, 4, 1, 2, 0}, odd = {1, 4, 1, 3, 0}, none = {0, 4, 1, 2, 1};
     CHECK_STATUS(cuda_ops_group_norm_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, four, 0, 0, 0, CUDA_OPS_FLOAT16),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
     CHECK_STATUS(
-        cuda_ops_group_norm_backward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, NULL, four, 0, 0, 0, CUDA_OPS_BFLOAT16),
+        cuda_ops_group_norm_backward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, NULL, four, 0, 0, 0, CUDA_OPS_FLOAT16),
         CUDA_OPS_UNSUPPORTED_DTYPE);
     CHECK_STATUS(cuda_ops_group_norm_backward_sums_cpu(NULL, NULL, NULL, four, 0, 0, CUDA_OPS_FLOAT16),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
