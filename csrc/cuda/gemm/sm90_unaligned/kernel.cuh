@@ -22,7 +22,8 @@ struct UnalignedTile {
     typedef T_ T;
     static constexpr int M = 128, N = N_, GROUP_M = 64, BLOCKS = 1;
     static constexpr bool A_MN_MAJOR = A_MN_MAJOR_, B_MN_MAJOR = B_MN_MAJOR_;
-    static constexpr bool IN_LINES = false, IN_REGISTERS = false, MAKES_EITHER = false; // for the epilogue of sm90
+    static constexpr bool IN_LINES = false, IN_REGISTERS = false, MAKES_EITHER = false, // for the epilogue of sm90
+        ACTIVATES_QUICKLY = true;
     static constexpr int SHARING = N == 64 ? 2 : 1, STAGES = N == 64 ? 4 : 6; // blocks of an SM, and of each its stages
     static constexpr int THREADS = 3 * WARPGROUP;
     static constexpr int ROW = SWIZZLE_ROW / (int)sizeof(T), K = ROW; // elements of a row, and k of a stage
