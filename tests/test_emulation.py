@@ -214,7 +214,7 @@ def test_parts(op, common, compiled, tmp_path):
     [
         ("concat", "wait_for_predecessor();", "", "use-after-poison"),
         ("concat", "if (at >= input.words)", "if (at > input.words)", "AddressSanitizer"),
-        ("dropout", "c2 = (uint32_t)(product0 >> 32) ^ c3 ^ keys.key1[round]", "c2 = (uint32_t)(product0 >> 32) ^ c3", "output["),
+        ("dropout", "(product0 >> 32) ^ c3 ^ keys.key1[round]", "(product0 >> 32) ^ c3", "output["),
         ("dropout", "is_aligned_16(output) && ", "", "misaligned address"),
         ("gemm_align", " && are_readable_around(from[i], work.from, work.end)", "", "AddressSanitizer"),
         ("gemm_align", "(line - matrix * work.rows) * work.pitch", "line * work.pitch", "element"),
