@@ -16,12 +16,6 @@
 #include "square.c"
 
 #include "common/undef_real.h"
-#define REAL float
-#define FN(name) name##_bf16
-#define AS_BFLOAT16
-#include "square.c"
-
-#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_square_forward_cpu(void *output, const void *input, int64_t begin, int64_t end,
                                             cuda_ops_dtype dtype)
@@ -32,9 +26,6 @@ cuda_ops_status cuda_ops_square_forward_cpu(void *output, const void *input, int
         return CUDA_OPS_SUCCESS;
     case CUDA_OPS_FLOAT64:
         square_forward_f64(output, input, begin, end);
-        return CUDA_OPS_SUCCESS;
-    case CUDA_OPS_BFLOAT16:
-        square_forward_bf16(output, input, begin, end);
         return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -51,9 +42,6 @@ cuda_ops_status cuda_ops_square_backward_cpu(void *grad_input, const void *grad_
     case CUDA_OPS_FLOAT64:
         square_backward_f64(grad_input, grad_output, input, begin, end);
         return CUDA_OPS_SUCCESS;
-    case CUDA_OPS_BFLOAT16:
-        square_backward_bf16(grad_input, grad_output, input, begin, end);
-        return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -61,19 +49,17 @@ cuda_ops_status cuda_ops_square_backward_cpu(void *grad_input, const void *grad_
 
 #else
 
-#include "common/stored.h"
-
-CUDA_OPS_SIMD static void FN(square_forward)(STORED *output, const STORED *input, int64_t begin, int64_t end)
+CUDA_OPS_SIMD static void FN(square_forward)(REAL *output, const REAL *input, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++)
-        output[i] = STORE(LOAD(input[i]) * LOAD(input[i]));
+        output[i] = input[i] * input[i];
 }
 
-CUDA_OPS_SIMD static void FN(square_backward)(STORED *grad_input, const STORED *grad_output, const STORED *input,
+CUDA_OPS_SIMD static void FN(square_backward)(REAL *grad_input, const REAL *grad_output, const REAL *input,
                                               int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++)
-        grad_input[i] = STORE((REAL)2 * LOAD(input[i]) * LOAD(grad_output[i]));
+        grad_input[i] = (REAL)2 * input[i] * grad_output[i];
 }
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "autograd.h"
 #include "checks.h"
-#include "elements.h"
+#include "halves.h"
 #include "vmap.h"
 
 namespace cuda_ops
@@ -23,7 +23,7 @@ static Tensor square_forward(const Tensor &input)
         CUDA_OPS_LAUNCH("square", cuda_ops_square_forward_cuda(output.data_ptr(), x.const_data_ptr(), x.numel(), dtype,
                                                                current_stream("square")));
     else
-        parallel_stored_elements("square", x.numel(), dtype, cuda_ops_square_forward_cpu, writes(output), reads(x));
+        parallel_elements("square", x.numel(), dtype, cuda_ops_square_forward_cpu, writes(output), reads(x));
     return output;
 }
 
@@ -43,8 +43,8 @@ static Tensor square_backward(const Tensor &grad_output, const Tensor &input)
                         cuda_ops_square_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
                                                       x.numel(), dtype, current_stream("square_backward")));
     else
-        parallel_stored_elements("square_backward", x.numel(), dtype, cuda_ops_square_backward_cpu, writes(grad_input),
-                                 reads(g), reads(x));
+        parallel_elements("square_backward", x.numel(), dtype, cuda_ops_square_backward_cpu, writes(grad_input),
+                          reads(g), reads(x));
     return grad_input;
 }
 
