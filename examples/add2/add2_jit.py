@@ -23,7 +23,8 @@ def compile_c(source: Path, build_dir: Path) -> Path:
 
     The object's name carries a digest of it, since `load` links again only when a name among its flags is new.
     """
-    command = [os.environ.get("CC", "cc"), "-std=c11", "-O3", "-fPIC", f"-I{CSRC / 'include'}"]
+    command = [os.environ.get("CC", "cc"), "-std=c11", "-O3", "-fPIC"]
+    command += [f"-I{CSRC / 'include'}", f"-I{CSRC / 'cpu'}"]
     compiled = build_dir / f"{source.stem}_c11.o"
     subprocess.run([*command, "-c", str(source), "-o", str(compiled)], check=True)
     digest = hashlib.sha256(compiled.read_bytes()).hexdigest()[:12]

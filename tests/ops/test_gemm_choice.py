@@ -181,7 +181,6 @@ def test_wide_or_short_ones_do_not(call):
 # Products in 16 bits and the tile that was the fastest of all on an H200, where another was chosen that took 8 to 22 %
 # longer.
 TILES = {
-    (6400, 1600, 4096, "TN"): 12,
     (1152, 768, 3072, "NN"): 18,
     (1024, 1024, 4096, "NN"): 18,
     (784, 1536, 512, "NT"): 4,

@@ -8,6 +8,8 @@ rotary_embedding = cuda_ops.functional.rotary_embedding
 
 def reference(input, cos, sin, dtype=None):
     """As transformers' Llama has it."""
+    if input.shape[-1] % 2:
+        raise RuntimeError("the features are pairs")
     first, second = input.chunk(2, -1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     output = input * cos + torch.cat((-second, first), -1) * sin

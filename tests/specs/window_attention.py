@@ -11,6 +11,8 @@ def reference(qkv, bias, num_heads, window_size, shift_size=0, grid=False, scale
     n, height, width, channels = qkv.shape
     y, x = (window_size, window_size) if isinstance(window_size, int) else window_size
     shift = (shift_size, shift_size) if isinstance(shift_size, int) else shift_size
+    if (grid and any(shift)) or not all(0 <= by < window for by, window in zip(shift, (y, x), strict=True)):
+        raise RuntimeError("windows are shifted by less than their size, and grids are not")
     shift = [0 if size == window else by for by, size, window in zip(shift, (height, width), (y, x), strict=True)]
     numbers = torch.arange(height * width, device=qkv.device).view(height, width)
     numbers = numbers.roll([-by for by in shift], (0, 1))
