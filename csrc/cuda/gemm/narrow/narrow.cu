@@ -208,8 +208,8 @@ struct OuterTimes {
     double start, k, bytes_rate;
 };
 static constexpr OuterTimes OUTER_16 = {2.6, 0.45, 2.95e6}, OUTER_32 = {1.9, 0.12, 3.4e6};
-// Of float32's k, what a B stored n x k takes longer: its columns are not side by side.
-static constexpr double OUTER_TURNED = 0.25;
+// Microseconds for a million of float32's products that a B stored n x k takes longer: its columns are not side by side.
+static constexpr double OUTER_TURNED = 0.2;
 static constexpr double OUTER_INSTRUCTIONS = 16,
                         OUTER_RATE = 3500; // of a warp, on each multiprocessor in a microsecond
 
@@ -220,8 +220,9 @@ static double outer_microseconds(const cuda_ops_gemm_problem &p, GemmDevice devi
     const double bytes = (double)(dtype_size(p.dtype) * (p.m * p.k + p.k * p.n + p.m * p.n)) / t.bytes_rate;
     const double instructions = (double)p.m * (double)p.n / (4 * WARP_SIZE) * (4 * k + OUTER_INSTRUCTIONS) /
                                 (OUTER_RATE * device.multiprocessors);
-    const double of_k = t.k + (p.transpose_b && p.dtype == CUDA_OPS_FLOAT32 ? OUTER_TURNED : 0);
-    return t.start + of_k * k + (bytes > instructions ? bytes : instructions);
+    const double turned = p.transpose_b && p.dtype == CUDA_OPS_FLOAT32 ? OUTER_TURNED : 0;
+    return t.start + t.k * k + turned * (double)p.m * (double)p.n * k / 1e6 +
+           (bytes > instructions ? bytes : instructions);
 }
 
 double gemm_narrow_microseconds(const cuda_ops_gemm_problem &p, GemmDevice device)
