@@ -74,6 +74,7 @@ ONE_KERNEL = {
     "layer_scale_add": ("layer_scale_add.cu", "layer_scale_add_forward_kernel", "layer_scale_add_backward_kernel"),
     "scale_channels": ("scale_channels.cu", "scale_channels_forward_kernel", "scale_channels_backward_kernel"),
     "interleave": ("interleave.cu", "interleave_forward_kernel", "interleave_backward_kernel"),
+    "rotary_embedding": ("rotary_embedding.cu", "rotary_embedding_kernel", "rotary_embedding_kernel"),
     "leaky_relu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "logsumexp": ("logsumexp.cu", "logsumexp_forward_kernel", "logsumexp_backward_kernel"),
     "max_pool2d": ("max_pool2d.cu", "max_pool2d_forward_kernel", "max_pool2d_backward_kernel"),

@@ -2,8 +2,8 @@
  * the widest that processor, operating system and build have between them, found out once. The environment variable
  * CUDA_OPS_CPU_ISA, read at the first call, names another: portable, avx2, avx512, avx512_bf16 or amx. It is for tests
  * and for comparisons; results of two sets differ by rounding. The last two differ from avx512 for bfloat16 alone
- * (gemm_cpu.h); where avx512_bf16 would be the widest, avx512 is taken unless it is named, which widens to float32 and
- * was faster where both were timed.
+ * (gemm_cpu.h); where avx512_bf16 would be the widest, it is taken of itself on AMD's processors alone: on the one of
+ * Intel's that both were timed on, avx512, which widens to float32, was faster.
  */
 #ifndef CUDA_OPS_CPU_ISA_H
 #define CUDA_OPS_CPU_ISA_H
