@@ -89,8 +89,8 @@ DEFECTS = [
         303,
         "dropout.cu",
         "counters of neighbouring vectors overlap, halves",
-        "words_of(v * COUNTERS<T> + c, seed, offset)",
-        "words_of(v + c, seed, offset)",
+        "words_of(v * COUNTERS<T> + c, keys)",
+        "words_of(v + c, keys)",
         "dropout",
     ),
     Defect(

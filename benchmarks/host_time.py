@@ -207,11 +207,12 @@ def cases(device) -> Iterator[Case]:
         lambda x, y, w: y + x * w,
         (images, images.clone(), channels.view(4, 1, 1)),
     )
+    cos, sin = images[:1, 0].detach(), images[:1, 1].detach()  # without gradients
     yield Case(
         "rotary_embedding",
-        lambda x, c, s: ours.rotary_embedding(x, c, s),
-        lambda x, c, s: x * c + torch.cat((-x[..., 4:], x[..., :4]), -1) * s,
-        (images, images[:1, 0].detach(), images[:1, 1].detach()),
+        lambda x: ours.rotary_embedding(x, cos, sin),
+        lambda x: x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin,
+        (images,),
     )
     yield Case(
         "excitation",
