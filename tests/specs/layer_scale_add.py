@@ -7,6 +7,8 @@ layer_scale_add = cuda_ops.functional.layer_scale_add
 
 
 def reference(input, residual, weight=None, row_scale=None):
+    if weight is not None and sum(size > 1 for size in weight.shape) > 1:
+        raise RuntimeError("the weight is of one dimension")
     branch = input if weight is None else weight * input
     if row_scale is not None:
         branch = branch * row_scale.view(-1, *[1] * (input.dim() - 1))

@@ -14,6 +14,8 @@ def reference(qkv, bias, num_heads, window_size, shift_size=0, grid=False, scale
     if (grid and any(shift)) or not all(0 <= by < window for by, window in zip(shift, (y, x), strict=True)):
         raise RuntimeError("windows are shifted by less than their size, and grids are not")
     shift = [0 if size == window else by for by, size, window in zip(shift, (height, width), (y, x), strict=True)]
+    if bias is not None and bias.shape != (num_heads, y * x, y * x):
+        raise RuntimeError("each head has a bias for each pair of a window's pixels")
     numbers = torch.arange(height * width, device=qkv.device).view(height, width)
     numbers = numbers.roll([-by for by in shift], (0, 1))
     if grid:
@@ -110,6 +112,8 @@ SPEC = OpSpec(
     own_sizes=True,
     # Scores of large sums are rounded before their exponential.
     relative_norm={torch.float32: 4e-6},
+    # Which of infinity times a weight of 0 are computed depends on the tiles, as in scaled_dot_product_attention.
+    nonfinite=False,
     bad=[
         bad(
             "integers",

@@ -291,7 +291,7 @@ def tensors_in(result):
 
 
 # What is told of indices that a functional was given is told by its name.
-ALIASES = {"attention_cache": "flash_attention_with_kvcache"}
+ALIASES = {"attention_cache": "flash_attention_with_kvcache", "linear_rounded": "linear"}
 
 # What PyTorch says itself before or after an op of ours: that there is no memory, and of what may not be written.
 ALLOWED = re.compile(
