@@ -13,9 +13,16 @@ def hardswish(z):
     return torch.where(z.isnan(), z, number * torch.clamp(number + 3, 0, 6) / 6)
 
 
+def silu(z):
+    """PyTorch's second derivative takes 1 - sigmoid(z), of which little is left at 25: here sigmoid(-z)."""
+    is_positive = (z > 0) & (z < 700)
+    positive = torch.where(is_positive, z, torch.zeros_like(z))
+    return torch.where(is_positive, positive - positive * torch.sigmoid(-positive), torch.nn.functional.silu(z))
+
+
 ACTIVATIONS = {
     "relu": torch.relu,
-    "silu": torch.nn.functional.silu,
+    "silu": silu,
     "hardswish": hardswish,
 }
 
