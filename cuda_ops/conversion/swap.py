@@ -272,7 +272,8 @@ def _fuse(name, module, report: Report):
     except NotTraced as reason:
         report.untraced[name] = str(reason)
     text = None
-    if recipe is None:
+    in_windows = FORWARDS.get((kind.__module__, kind.__qualname__)) if "forward" not in module.__dict__ else None
+    if recipe is None and in_windows is None:
         with contextlib.suppress(NotRewritten):
             text, gains = rewritten(module)
     calls, why_not = ([], None) if "forward" in module.__dict__ else what_is_called(module)
@@ -280,11 +281,10 @@ def _fuse(name, module, report: Report):
         report.layers.append(Layer(name, _kind(module), why_not))
     if calls and not any(op == NAME for op, _ in gains):
         gains += [(NAME, (call,)) for call in calls]
-    in_windows = FORWARDS.get((kind.__module__, kind.__qualname__)) if "forward" not in module.__dict__ else None
     if in_windows is not None:
         gains += [in_windows[1:]]
     if recipe is not None or text is not None or calls or why_not or in_windows is not None:
-        module.__class__ = converted_class(kind, recipe, bool(calls or why_not), None if in_windows else text)
+        module.__class__ = converted_class(kind, recipe, bool(calls or why_not), text)
     report.fusions += [Fusion(name, op, parts) for op, parts in gains]
     if gains and not (module._modules or module._parameters or module._buffers):
         # A layer that is no more than its forward, which is a call of ours now.
