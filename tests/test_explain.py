@@ -289,7 +289,7 @@ def test_what_attention_takes():
     for dtype in (torch.bool, torch.bfloat16, torch.float32):
         assert set(chosen(attention, *rows, meta(64, 64, dtype=dtype), capability="9.0").values()) == {"sm90"}
     assert set(chosen(attention, *rows, mask, capability="9.0").values()) == {"sm90"}
-    assert chosen(attention, *rows, mask, dropout_p=0.1, capability="9.0") == {"forward": "sm90", "gradients": "mma"}
+    assert set(chosen(attention, *rows, mask, dropout_p=0.1, capability="9.0").values()) == {"sm90"}
     for unaligned in (meta(64, 64, **half).mT, meta(64, 65, **half)[:, :64], meta(64, 1, **half)):
         assert set(chosen(attention, *rows, unaligned, capability="9.0").values()) == {"mma"}
     packed = meta(2, 64, 3, 4, 64, **half).permute(2, 0, 3, 1, 4).unbind()

@@ -27,6 +27,20 @@ static void *find_in_driver(const char *name)
     return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? function : nullptr;
 }
 
+// Whether the driver encoded the map. It refuses where the thread has no context, as autograd's has none whose first call
+// of CUDA this is: allocations come from a cache, and to ask which device is the current one binds none. A path would be
+// left for the next one then, and a process's first gradients would have other last bits than those after.
+template <typename... Parameters, typename... Arguments>
+static bool encodes(CUresult (*function)(Parameters...), Arguments... arguments)
+{
+    CUresult result = function(arguments...);
+    int device = 0;
+    if ((result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED) &&
+        cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess)
+        result = function(arguments...);
+    return result == CUDA_SUCCESS;
+}
+
 static CUtensorMapDataType type_of(cuda_ops_dtype dtype, bool round_to_tf32)
 {
     return dtype == CUDA_OPS_FLOAT16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -58,11 +72,10 @@ bool make_map(CUtensorMap *map, const void *matrix, cuda_ops_dtype dtype, bool r
                                    (cuuint64_t)((stride == 0 ? pitch : stride) * element_size)};
     const cuuint32_t box[3] = {(cuuint32_t)box_inner, (cuuint32_t)box_outer, 1};
     const cuuint32_t steps[3] = {1, 1, 1};
-    return encode_tiled(map, type_of(dtype, round_to_tf32), 3, const_cast<void *>(matrix), sizes, pitches, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        box_inner * element_size == SWIZZLE_ROW ? CU_TENSOR_MAP_SWIZZLE_128B
-                                                                : CU_TENSOR_MAP_SWIZZLE_64B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encodes(encode_tiled, map, type_of(dtype, round_to_tf32), 3, const_cast<void *>(matrix), sizes, pitches, box,
+                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   box_inner * element_size == SWIZZLE_ROW ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 // A stride as TMA is told it. That of a dimension of one is never taken, but has to be a valid one.
@@ -98,9 +111,9 @@ bool make_heads_map(CUtensorMap *map, const void *tensor, cuda_ops_dtype dtype, 
                                    (cuuint64_t)(2 * stride_told(l.batch, l.batch_stride))};
     const cuuint32_t box[4] = {SWIZZLE_ROW / 2, (cuuint32_t)box_rows, 1, 1};
     const cuuint32_t steps[4] = {1, 1, 1, 1};
-    return encode_tiled(map, type_of(dtype, false), 4, const_cast<void *>(tensor), sizes, pitches, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encodes(encode_tiled, map, type_of(dtype, false), 4, const_cast<void *>(tensor), sizes, pitches, box, steps,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 // The rows are a window of PACKED_ROWS whose last one is a sequence's last row, so that its bound is the sequence's.
@@ -132,9 +145,9 @@ bool make_packed_map(CUtensorMap *map, const void *tensor, cuda_ops_dtype dtype,
                                    (cuuint64_t)pitch, (cuuint64_t)(PACKED_ROUND - pitch)};
     const cuuint32_t box[5] = {SWIZZLE_ROW / 2, (cuuint32_t)box_rows, 1, 1, 1};
     const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-    return encode_tiled(map, type_of(dtype, false), 5, const_cast<void *>(tensor), sizes, pitches, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encodes(encode_tiled, map, type_of(dtype, false), 5, const_cast<void *>(tensor), sizes, pitches, box, steps,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 bool make_image_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32, int64_t batch,
@@ -149,9 +162,9 @@ bool make_image_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, 
                                    (cuuint64_t)(pitch * width * height)};
     const cuuint32_t box[4] = {(cuuint32_t)box_channels, (cuuint32_t)box_width, (cuuint32_t)box_height, 1};
     const cuuint32_t steps[4] = {1, 1, 1, 1};
-    return encode_tiled(map, type_of(dtype, round_to_tf32), 4, const_cast<void *>(images), sizes, pitches, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encodes(encode_tiled, map, type_of(dtype, round_to_tf32), 4, const_cast<void *>(images), sizes, pitches, box,
+                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 static bool within(int64_t value, int64_t least, int64_t most)
@@ -201,9 +214,8 @@ bool make_group_pixel_map(CUtensorMap *map, const void *images, cuda_ops_dtype d
     const int last[2] = {(int)last_offset(g.start_x, g.step_x, g.grid_width, g.width),
                          (int)last_offset(g.start_y, g.step_y, g.grid_height, g.height)};
     const cuuint32_t steps[4] = {1, (cuuint32_t)g.step_x, (cuuint32_t)g.step_y, 1};
-    return encode_im2col(map, type_of(dtype, round_to_tf32), 4, const_cast<void *>(images), sizes, pitches, first, last,
-                         (cuuint32_t)channels, (cuuint32_t)pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         channels * element_size == SWIZZLE_ROW ? CU_TENSOR_MAP_SWIZZLE_128B
-                                                                : CU_TENSOR_MAP_SWIZZLE_64B,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encodes(encode_im2col, map, type_of(dtype, round_to_tf32), 4, const_cast<void *>(images), sizes, pitches,
+                   first, last, (cuuint32_t)channels, (cuuint32_t)pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   channels * element_size == SWIZZLE_ROW ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }

@@ -45,10 +45,6 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
         return answer;
     if (call.with_grad_mask && !is_added)
         return no("makes the gradient of a mask that is added alone");
-    // A process's first such call gave other last bits of the three gradients than those after it, and nobody knows why
-    // (benchmarks/notes/attention.md).
-    if (call.with_grad_mask && p.dropout != 0)
-        return no("makes no gradient of a mask under dropout");
     if (p.softcap != 0 || p.alibi_slopes)
         return no("has no softcap or slopes");
     // The largest score is that of the largest product; and 0 * -inf would be NaN.
