@@ -11,9 +11,11 @@ from .. import nn
 from .attention import NAME, forget, what_is_called
 from .fusing import BLOCKS, forking_blocks, residual_blocks, runs_of
 from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
+from .recipes import BLOCK, SEQUENCE, converted_class
 from .report import Fusion, Layer, Report
 from .rewritten import NotRewritten, rewritten
-from .traced import BLOCK, SEQUENCE, NotTraced, converted_class, recipe_of
+from .straight import NotTraced
+from .traced import recipe_of
 from .windows import FORWARDS
 
 Selection = str | type | Iterable[str | type]
