@@ -1,6 +1,7 @@
 """cuda_ops.convert and revert: changes of modules before and after, copies, compilers, the report."""
 
 import copy
+import inspect
 import io
 import os
 import pickle
@@ -320,6 +321,20 @@ def test_what_ours_do_not_take_is_pytorchs():
     assert type(model[0](tagged)) is Tagged
 
 
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}, {"max_norm": 0.5, "padding_idx": 1}])
+def test_embeddings_that_ours_refuse_are_pytorchs(options):
+    torch.manual_seed(0)
+    native = nn.Embedding(5, 3, **options)
+    ours = copy.deepcopy(native)
+    cuda_ops.convert(ours)
+    indices = torch.tensor([[4, 1], [0, 4]])
+    for model in (ours, native):
+        model(indices).square().sum().backward()
+    assert ours.weight.grad.layout is native.weight.grad.layout
+    torch.testing.assert_close(ours.weight, native.weight, rtol=0, atol=0)  # max_norm writes into it
+    torch.testing.assert_close(ours.weight.grad.to_dense(), native.weight.grad.to_dense())
+
+
 def test_what_a_native_forward_calls_is_pytorchs_too():
     """torch.nn's instance normalisations call a method of their own, which ours override."""
     norm = nn.InstanceNorm2d(2, affine=True)
@@ -449,5 +464,6 @@ def test_a_converted_class_differs_in_forward_alone(native):
     converted = LAYERS[native]
     assert converted.__name__ == native.__name__
     assert converted.__init__ is native.__init__
+    assert inspect.signature(converted.forward) == inspect.signature(native.forward)
     assert pickle.loads(pickle.dumps(converted)) is converted
     assert os.path.basename(converted.__module__.replace(".", "/")) == "layers"

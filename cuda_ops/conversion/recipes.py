@@ -2,10 +2,11 @@
 tensor, and is picklable, so that converted modules are."""
 
 import copyreg
+import functools
 import importlib
 import linecache
 from dataclasses import dataclass
-from types import ModuleType
+from types import MethodType, ModuleType
 
 from torch import Tensor
 
@@ -67,6 +68,19 @@ class Recipe:
         return self
 
 
+class _Quiet:
+    """In front of a class that hears of its subclasses: what registers them, or wants arguments of each, is to hear of
+    none of ours. (With __slots__ its layout would be another than a module's.)"""
+
+    def __init_subclass__(cls):
+        pass
+
+
+def subclass(cls: type, members: dict) -> type:
+    hears = isinstance(cls.__init_subclass__, MethodType)  # object's is none of Python's
+    return type(cls.__name__, (_Quiet, cls) if hears else (cls,), members)
+
+
 # Sequential and its subclasses, with its forward, take fusing.run_sequence; others the forward that fusing.BLOCKS has.
 SEQUENCE, BLOCK = "sequence", "block"
 _classes: dict[tuple, type] = {}
@@ -105,7 +119,7 @@ def converted_class(cls: type, recipe, attention: bool = False, text: str | None
 
         members |= {"__reduce_ex__": __reduce_ex__, "cuda_ops_native": cls}
         members |= {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__")}
-        _classes[key] = type(cls.__name__, (cls,), members)
+        _classes[key] = subclass(cls, members)
     return _classes[key]
 
 
@@ -115,6 +129,7 @@ def _new(cls, recipe, attention=False, text=None):
 
 
 def _forward(native, count: int, variants):
+    @functools.wraps(native)  # whose arguments torch.fx and others ask for by inspect.signature
     def forward(self, *args, **kwargs):
         if len(args) == count and not kwargs and all(isinstance(argument, Tensor) for argument in args):
             for guard, traced, _ in variants:

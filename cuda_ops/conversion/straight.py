@@ -22,7 +22,7 @@ from torch.fx import Tracer
 
 from .._modules import unlike
 from .attention import is_users
-from .recipes import Variant
+from .recipes import Variant, subclass
 
 # Numbers of theirs are drawn anew at each call.
 RANDOM = ("random", "_random", "numpy.random", "secrets", "time")
@@ -114,7 +114,7 @@ class Trace:
             raise NotTraced("it keeps tensors that are neither parameters nor buffers")
         text = f"lambda self, {', '.join(arguments)}: forward(self, {', '.join(arguments)})"
         call = eval(compile(text, __file__, "eval"), {"forward": cls.forward})
-        module.__class__ = type(cls.__name__, (cls,), {"forward": call})
+        module.__class__ = subclass(cls, {"forward": call})
         try:
             with _Observation(self, call.__code__):
                 self.graph = tracer.trace(module)
