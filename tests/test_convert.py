@@ -1,10 +1,12 @@
 """cuda_ops.convert and revert: changes of modules before and after, copies, compilers, the report."""
 
 import copy
+import gc
 import inspect
 import io
 import os
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -467,3 +469,42 @@ def test_a_converted_class_differs_in_forward_alone(native):
     assert inspect.signature(converted.forward) == inspect.signature(native.forward)
     assert pickle.loads(pickle.dumps(converted)) is converted
     assert os.path.basename(converted.__module__.replace(".", "/")) == "layers"
+
+
+def test_classes_that_are_made_anew_do_not_stay():
+    """As those of a function that makes models: with what their forwards close over."""
+
+    def make():
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+            def forward(self, x):
+                return F.relu(self.norm(self.conv(x)) + x)
+
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(3, 3)
+
+            def forward(self, x, mask=None):
+                if mask is None:
+                    x = self.linear(x)
+                return F.scaled_dot_product_attention(x, x, x)
+
+        return nn.Sequential(nn.Sequential(Block(), Block()), nn.Flatten(2), nn.Linear(4, 3), Attention())
+
+    def use():
+        model = make()
+        assert cuda_ops.convert(model).fusions
+        model(torch.randn(2, 3, 2, 2)).sum().backward()
+        natives = {native_class(module) for module in model.modules()} - {None}
+        return [weakref.ref(native) for native in natives if native.__module__ == __name__]
+
+    references = use()
+    assert len(references) == 2
+    cuda_ops.convert(nn.ReLU())  # forgets what it knows of the runs of layers
+    for _ in range(3):  # the converted classes first, and then what these were made of
+        gc.collect()
+    assert [reference() for reference in references] == [None, None]

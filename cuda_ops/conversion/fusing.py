@@ -611,6 +611,11 @@ STOCHASTIC_DEPTH = ("torchvision.ops.stochastic_depth", "StochasticDepth")
 _steps: dict[tuple[type, ...], tuple] = {}
 
 
+def forget_steps():
+    """Else classes that a program makes anew for each model would stay for good."""
+    _steps.clear()
+
+
 def steps_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, int, object], ...]:
     if is_dynamo_compiling():  # which traces no dictionary of classes, and does this once
         return runs_of(classes)

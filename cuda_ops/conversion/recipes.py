@@ -7,6 +7,7 @@ import importlib
 import linecache
 from dataclasses import dataclass
 from types import MethodType, ModuleType
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 
@@ -83,14 +84,15 @@ def subclass(cls: type, members: dict) -> type:
 
 # Sequential and its subclasses, with its forward, take fusing.run_sequence; others the forward that fusing.BLOCKS has.
 SEQUENCE, BLOCK = "sequence", "block"
-_classes: dict[tuple, type] = {}
+_classes: WeakValueDictionary[tuple, type] = WeakValueDictionary()
 
 
 def converted_class(cls: type, recipe, attention: bool = False, text: str | None = None) -> type:
     """The subclass of `cls` with the forward of the recipe, if there is one, or of that text (rewritten.py), and with
     `attention` the methods by which it calls ours; the same one for the same arguments."""
     key = cls, recipe if recipe in (SEQUENCE, BLOCK, None) else recipe.key, attention, text
-    if key not in _classes:
+    made = _classes.get(key)
+    if made is None:
         members = methods_of(cls) if attention else {}
         if text is not None:
             forward = forward_of(cls, text)
@@ -119,8 +121,8 @@ def converted_class(cls: type, recipe, attention: bool = False, text: str | None
 
         members |= {"__reduce_ex__": __reduce_ex__, "cuda_ops_native": cls}
         members |= {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__")}
-        _classes[key] = subclass(cls, members)
-    return _classes[key]
+        made = _classes[key] = subclass(cls, members)
+    return made
 
 
 def _new(cls, recipe, attention=False, text=None):
