@@ -36,9 +36,15 @@ def _device(capability, multiprocessors, shared_memory) -> Device:
             number = 10 * int(major) + int(minor)
         except ValueError:
             raise UserError(f"explain: expected capability to be such as 9.0, got {capability!r}") from None
-        # Of one that is not listed, what the next lower one has.
-        known = max((n for n in ASSUMED if n <= number), default=min(ASSUMED))
-        facts = number, *ASSUMED[known]
+        if number < min(ASSUMED):
+            raise UserError(f"explain: cuda_ops runs on compute capability 7.5 and newer, got {capability}")
+        facts = (
+            number,
+            *ASSUMED[max(n for n in ASSUMED if n <= number)],
+        )  # of one that is not listed, the next lower one's
+    for name, value in (("multiprocessors", multiprocessors), ("shared_memory", shared_memory)):
+        if value is not None and not (type(value) is int and 0 < value <= 1 << 30):
+            raise UserError(f"explain: expected {name} to be a whole number of at least 1, got {value!r}")
     return Device(facts[0], multiprocessors or facts[1], shared_memory or facts[2])
 
 

@@ -106,6 +106,6 @@ def main(args) -> int:
                     shared_memory=args.shared_memory,
                     **named,
                 )
-        except (NotImplementedError, RuntimeError, TypeError, ImportError) as error:
+        except (NotImplementedError, RuntimeError, TypeError, ValueError, ImportError) as error:
             raise UserError(str(error)) from None
     return 0
