@@ -28,7 +28,14 @@ SELECTIONS = {
     "adam": (("ops/test_adam.py", "ops/test_adam_cuda.py"), "adam"),
     "adaptive_pool": (("ops/test_adaptive_pool2d.py", "test_values.py"), "adaptive"),
     "attention": (
-        ("ops/test_attention.py", "ops/test_attention_sequences.py", "test_values.py"),
+        (
+            "ops/test_attention.py",
+            "ops/test_attention_masks.py",
+            "ops/test_attention_scores.py",
+            "ops/test_attention_dropout.py",
+            "ops/test_attention_sequences.py",
+            "test_values.py",
+        ),
         "attention",
     ),
     "attention_sequences": (("ops/test_attention_sequences.py", "test_values.py"), "attention"),

@@ -263,7 +263,9 @@ def check_extension(problem):
     found["library"] = str(path) if path else None
     info, wrong = _library.read_build_info()
     if _library.problem:
-        problem(_library.problem, "pip install torch" if _library.without_torch else INSTALL)
+        of_environment = _library.problem.startswith("CUDA_OPS_")
+        cure = "unset it, or name one of these" if of_environment else INSTALL
+        problem(_library.problem, "pip install torch" if _library.without_torch else cure)
     else:
         found["build_info"] = _library.ops.build_info()
         written = info.get("architectures")

@@ -66,6 +66,19 @@ def c_kernels(request, tmp_path_factory):
     return c_programs.kernels(folder / "c_kernels")
 
 
+@pytest.fixture
+def force_attention(monkeypatch):
+    """force_attention(path): attention on CUDA takes that path to the end of the test."""
+
+    def take(path):
+        monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
+        torch.ops.cuda_ops.reload_paths()
+
+    yield take
+    monkeypatch.undo()
+    torch.ops.cuda_ops.reload_paths()
+
+
 @pytest.fixture(autouse=True)
 def environment_of_the_specification(request, monkeypatch):
     """A specification's calls run in the environment that it asks for."""

@@ -1,9 +1,12 @@
 """cuda_ops.convert and revert: changes of modules before and after, copies, compilers, the report."""
 
 import copy
+import gc
+import inspect
 import io
 import os
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -320,6 +323,20 @@ def test_what_ours_do_not_take_is_pytorchs():
     assert type(model[0](tagged)) is Tagged
 
 
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}, {"max_norm": 0.5, "padding_idx": 1}])
+def test_embeddings_that_ours_refuse_are_pytorchs(options):
+    torch.manual_seed(0)
+    native = nn.Embedding(5, 3, **options)
+    ours = copy.deepcopy(native)
+    cuda_ops.convert(ours)
+    indices = torch.tensor([[4, 1], [0, 4]])
+    for model in (ours, native):
+        model(indices).square().sum().backward()
+    assert ours.weight.grad.layout is native.weight.grad.layout
+    torch.testing.assert_close(ours.weight, native.weight, rtol=0, atol=0)  # max_norm writes into it
+    torch.testing.assert_close(ours.weight.grad.to_dense(), native.weight.grad.to_dense())
+
+
 def test_what_a_native_forward_calls_is_pytorchs_too():
     """torch.nn's instance normalisations call a method of their own, which ours override."""
     norm = nn.InstanceNorm2d(2, affine=True)
@@ -449,5 +466,45 @@ def test_a_converted_class_differs_in_forward_alone(native):
     converted = LAYERS[native]
     assert converted.__name__ == native.__name__
     assert converted.__init__ is native.__init__
+    assert inspect.signature(converted.forward) == inspect.signature(native.forward)
     assert pickle.loads(pickle.dumps(converted)) is converted
     assert os.path.basename(converted.__module__.replace(".", "/")) == "layers"
+
+
+def test_classes_that_are_made_anew_do_not_stay():
+    """As those of a function that makes models: with what their forwards close over."""
+
+    def make():
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+            def forward(self, x):
+                return F.relu(self.norm(self.conv(x)) + x)
+
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(3, 3)
+
+            def forward(self, x, mask=None):
+                if mask is None:
+                    x = self.linear(x)
+                return F.scaled_dot_product_attention(x, x, x)
+
+        return nn.Sequential(nn.Sequential(Block(), Block()), nn.Flatten(2), nn.Linear(4, 3), Attention())
+
+    def use():
+        model = make()
+        assert cuda_ops.convert(model).fusions
+        model(torch.randn(2, 3, 2, 2)).sum().backward()
+        natives = {native_class(module) for module in model.modules()} - {None}
+        return [weakref.ref(native) for native in natives if native.__module__ == __name__]
+
+    references = use()
+    assert len(references) == 2
+    cuda_ops.convert(nn.ReLU())  # forgets what it knows of the runs of layers
+    for _ in range(3):  # the converted classes first, and then what these were made of
+        gc.collect()
+    assert [reference() for reference in references] == [None, None]

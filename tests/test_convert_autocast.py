@@ -178,113 +178,63 @@ def test_compile_export_and_pickle_see_it(name):
     assert [type(module) for module in model.modules()] == kinds
 
 
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize(("rows", "cols"), [(7, 96), (300, 768), (5, 30), (3, 4100), (2, 16384), (2, 40000)])
-def test_rounded_norms(device, half, adds, rows, cols):
+def test_rounded_norms(device, norm, half, adds, rows, cols):
     """By float64's, of what the kernels are given; and its derivatives."""
-    generator = torch.Generator().manual_seed(cols)
-
-    def make(*shape, dtype=torch.float32):
-        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
-
-    x, weight, bias = make(rows, cols), make(cols), make(cols)
-    branch = make(rows, cols, dtype=half)
-    ops = torch.ops.cuda_ops
-    given = (branch, x, weight, bias) if adds else (x, weight, bias)
-    op = ops.add_layer_norm_rounded_forward if adds else ops.layer_norm_rounded_forward
-    outputs = op(*given[:-2], [cols], *given[-2:], 1e-5, half)[: 1 + adds]
-    exact = [tensor.detach().double().requires_grad_() for tensor in given]
-    total = exact[0] + exact[1] if adds else exact[0]
-    references = [nn.functional.layer_norm(total, (cols,), *exact[-2:]), total][: 1 + adds]
-    assert [output.dtype for output in outputs] == [half, torch.float32][: 1 + adds]
-    upstream = [torch.randn(o.shape, generator=generator).to(device, o.dtype) for o in outputs]
-    grads = torch.autograd.grad(outputs, given, upstream)
-    expected = torch.autograd.grad(references, exact, [u.double() for u in upstream])
-    for ours, theirs in zip([*outputs, *grads], [*references, *expected], strict=True):
-        limit = 3e-3 if ours.dtype == torch.bfloat16 else 4e-4 if ours.dtype == torch.float16 else 1e-5
-        assert distance(ours.detach(), theirs.detach()) <= limit
-
-
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("adds", [False, True])
-@pytest.mark.parametrize(("rows", "cols"), [(7, 96), (300, 768), (5, 30), (3, 4100), (2, 16384), (2, 40000)])
-def test_rounded_rms_norms(device, half, adds, rows, cols):
     generator = torch.Generator().manual_seed(cols)
 
     def make(*shape, dtype=torch.float32):
         return (torch.randn(shape, generator=generator) + 0.5).to(device, dtype).requires_grad_()
 
-    x, weight, branch = make(rows, cols), make(cols), make(rows, cols, dtype=half)
-    ops = torch.ops.cuda_ops
-    given = (branch, x, weight) if adds else (x, weight)
-    op = ops.add_rms_norm_rounded_forward if adds else ops.rms_norm_rounded_forward
-    outputs = op(*given[:-1], [cols], weight, 1e-5, half)[: 1 + adds]
-    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    inputs = [make(rows, cols, dtype=half), make(rows, cols)] if adds else [make(rows, cols)]
+    parameters = [make(cols), make(cols)] if norm == "layer_norm" else [make(cols)]
+    op = getattr(torch.ops.cuda_ops, f"{'add_' if adds else ''}{norm}_rounded_forward")
+    outputs = op(*inputs, [cols], *parameters, 1e-5, half)[: 1 + adds]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (*inputs, *parameters)]
     total = exact[0] + exact[1] if adds else exact[0]
-    references = [nn.functional.rms_norm(total, (cols,), exact[-1], 1e-5), total][: 1 + adds]
+    references = [getattr(nn.functional, norm)(total, (cols,), *exact[1 + adds :], eps=1e-5), total][: 1 + adds]
     assert [output.dtype for output in outputs] == [half, torch.float32][: 1 + adds]
     upstream = [torch.randn(o.shape, generator=generator).to(device, o.dtype) for o in outputs]
-    grads = torch.autograd.grad(outputs, given, upstream)
+    grads = torch.autograd.grad(outputs, (*inputs, *parameters), upstream)
     expected = torch.autograd.grad(references, exact, [u.double() for u in upstream])
     for ours, theirs in zip([*outputs, *grads], [*references, *expected], strict=True):
         limit = 3e-3 if ours.dtype == torch.bfloat16 else 4e-4 if ours.dtype == torch.float16 else 1e-5
         assert distance(ours.detach(), theirs.detach()) <= limit
 
 
-def test_rounded_rms_norms_are_differentiated_further(device):
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_rounded_norms_are_differentiated_further(device, norm):
     x = torch.randn(3, 8, device=device, requires_grad=True)
     weight = torch.randn(8, device=device, requires_grad=True)
-    output = torch.ops.cuda_ops.rms_norm_rounded_forward(x, [8], weight, 1e-5, torch.bfloat16)[0]
+    bias = [None] if norm == "layer_norm" else []
+    op, adding = (getattr(torch.ops.cuda_ops, f"{add}{norm}_rounded_forward") for add in ("", "add_"))
+
+    def composed(x, weight):  # rms_norm of PyTorch has no forward mode
+        centered = x - x.mean(-1, keepdim=True) if norm == "layer_norm" else x
+        return centered * (centered.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+    output = op(x, [8], weight, *bias, 1e-5, torch.bfloat16)[0]
     (grad,) = torch.autograd.grad(output.float().square().sum(), x, create_graph=True)
-    (expected,) = torch.autograd.grad(
-        nn.functional.rms_norm(x, (8,), weight, 1e-5).square().sum(), x, create_graph=True
-    )
+    (expected,) = torch.autograd.grad(composed(x, weight).square().sum(), x, create_graph=True)
     for ours, theirs in zip(
         torch.autograd.grad(grad.square().sum(), (x, weight)),
         torch.autograd.grad(expected.square().sum(), (x, weight)),
         strict=True,
     ):
         assert distance(ours, theirs.double()) <= 3e-2
-    for name, arguments in (
-        ("rms_norm_rounded_forward", (x, [8], weight, 1e-5, torch.bfloat16)),
-        ("add_rms_norm_rounded_forward", (x.detach().bfloat16(), x, [8], weight, 1e-5, torch.bfloat16)),
-    ):
-        checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-        torch.library.opcheck(
-            getattr(torch.ops.cuda_ops, name).default, arguments, test_utils=checks, atol=0.1, rtol=0.1
-        )
-    tangent, weights = torch.randn_like(x), torch.randn_like(weight)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for each, inputs in ((op, (x,)), (adding, (x.detach().bfloat16(), x))):
+        arguments = (*inputs, [8], weight, *bias, 1e-5, torch.bfloat16)
+        torch.library.opcheck(each.default, arguments, test_utils=checks, atol=0.1, rtol=0.1)
+    tangents = torch.randn_like(x), torch.randn_like(weight)
     with torch.autograd.forward_ad.dual_level():
-        dual = [torch.autograd.forward_ad.make_dual(t.detach(), d) for t, d in ((x, tangent), (weight, weights))]
-        ours = torch.ops.cuda_ops.rms_norm_rounded_forward(dual[0], [8], dual[1], 1e-5, torch.bfloat16)[0]
-        theirs = dual[0] * (dual[0].square().mean(-1, keepdim=True) + 1e-5).rsqrt() * dual[1]
+        dual = [torch.autograd.forward_ad.make_dual(t.detach(), d) for t, d in zip((x, weight), tangents, strict=True)]
+        ours, theirs = op(dual[0], [8], dual[1], *bias, 1e-5, torch.bfloat16)[0], composed(*dual)
         found = [torch.autograd.forward_ad.unpack_dual(each).tangent for each in (ours, theirs)]
     assert distance(found[0], found[1].double()) <= 1e-2
-
-
-def test_rounded_norms_are_differentiated_further(device):
-    x = torch.randn(3, 8, device=device, requires_grad=True)
-    weight = torch.randn(8, device=device, requires_grad=True)
-    op = torch.ops.cuda_ops.layer_norm_rounded_forward
-    output = op(x, [8], weight, None, 1e-5, torch.bfloat16)[0]
-    (grad,) = torch.autograd.grad(output.float().square().sum(), x, create_graph=True)
-    reference = nn.functional.layer_norm(x, (8,), weight)
-    (expected,) = torch.autograd.grad(reference.square().sum(), x, create_graph=True)
-    for ours, theirs in zip(
-        torch.autograd.grad(grad.square().sum(), (x, weight)),
-        torch.autograd.grad(expected.square().sum(), (x, weight)),
-        strict=True,
-    ):
-        assert distance(ours, theirs.double()) <= 3e-2
-    for name, arguments in (
-        ("layer_norm_rounded_forward", (x, [8], weight, None, 1e-5, torch.bfloat16)),
-        ("add_layer_norm_rounded_forward", (x.detach().bfloat16(), x, [8], weight, None, 1e-5, torch.bfloat16)),
-    ):
-        checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-        torch.library.opcheck(
-            getattr(torch.ops.cuda_ops, name).default, arguments, test_utils=checks, atol=0.1, rtol=0.1
-        )
 
 
 def test_rounded_norms_refuse_by_name():

@@ -622,3 +622,32 @@ def test_on_the_cpu_a_block_of_many_channels_is_made_by_its_layers(channels, mon
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
     torch.testing.assert_close(ours[1].running_var, theirs[1].running_var)
+
+
+def test_classes_that_hear_of_their_subclasses_hear_of_none_of_ours():
+    known = []
+
+    class Registered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear1, self.linear2 = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear2(F.relu(self.linear1(x)))
+
+        def __init_subclass__(cls, *, of):
+            super().__init_subclass__()
+            known.append((cls.__name__, of))
+
+    class Model(Registered, of="users"):
+        pass
+
+    ours, x = Model(), torch.randn(3, 4)
+    expected = ours(x)
+    assert cuda_ops.convert(ours).fusions
+    assert type(ours) is not Model and isinstance(ours, Model)
+    torch.testing.assert_close(ours(x), expected)
+    assert type(copy.deepcopy(ours)) is type(ours)
+    cuda_ops.revert(ours)
+    assert type(ours) is Model
+    assert known == [("Model", "users")]

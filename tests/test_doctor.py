@@ -57,6 +57,13 @@ def test_healthy_without_a_gpu():
     assert "kernels: needs a GPU" in text or "kernels: this build has no CUDA kernels" in text
 
 
+def test_an_instruction_set_that_there_is_none_of():
+    status, text = run(CUDA_OPS_CPU_ISA="sse9")
+    assert status == 1
+    assert "CUDA_OPS_CPU_ISA: expected one of portable" in text
+    assert "cure: unset it, or name one of these" in text
+
+
 def test_json_covers_every_functional():
     status, text = run("--json", "--kernels")
     report = json.loads(text)

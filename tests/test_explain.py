@@ -87,6 +87,29 @@ def test_a_capability_has_two_numbers(capability):
 
 @needs_tables
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["7.0"], "cuda_ops runs on compute capability 7.5 and newer, got 7.0"),
+        (["9.0", "--multiprocessors", "0"], "expected multiprocessors to be a whole number of at least 1, got 0"),
+        (["9.0", "--shared-memory", "-5"], "expected shared_memory to be a whole number of at least 1, got -5"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_device_that_there_is_none_of(options, message, capsys):
+    assert main(["explain", "relu(4)", "--capability", *options]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and f"error: explain: {message}" in printed.err
+
+
+@needs_tables
+def test_a_path_that_there_is_none_of(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_OPS_CONV2D_PATH", "nosuch")
+    assert main(["explain", "conv2d(1x3x8x8, 4x3x3x3)", "--capability", "9.0"]) == 2
+    assert "error: explain: there is no path of the name nosuch" in capsys.readouterr().err
+
+
+@needs_tables
+@pytest.mark.parametrize(
     "call, message",
     {
         "matmul(2x3, 5x6)": "matmul: expected",

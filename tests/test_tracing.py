@@ -1,5 +1,7 @@
 """What torch.jit and torch.fx make of our layers and functions."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -66,6 +68,23 @@ def test_fx_sees_converted_layers_as_leaves():
     embedding = torch.nn.Sequential(torch.nn.Embedding(5, 3))
     cuda_ops.convert(embedding)
     assert torch.equal(torch.fx.symbolic_trace(embedding)(torch.tensor([2])), embedding[0].weight[2:3])
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "densenet121", "shufflenet_v2_x0_5", "swin_t"])
+@pytest.mark.parametrize("training", [False, True])
+def test_fx_traces_converted_models_of_torchvision(name, training):
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model = getattr(models, name)(num_classes=3, weights=None).train(training)
+    signature, modules = inspect.signature(model.forward), dict(model.named_modules())
+    cuda_ops.convert(model)
+    traced = torch.fx.symbolic_trace(model)  # a layer is a leaf, whatever stands for several of them at a call
+    assert inspect.signature(model.forward) == signature
+    assert {node.target for node in traced.graph.nodes if node.op == "call_module"} <= set(modules)
+    if not training:  # where rows are dropped
+        images = torch.randn(1, 3, 64, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(traced(images), model(images), rtol=1e-4, atol=1e-4)
 
 
 class Mixed(torch.nn.Module):

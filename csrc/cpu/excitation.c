@@ -1,12 +1,10 @@
 /* excitation on the CPU: two products with the weights of 1x1 convolutions, of one pixel an image. A dot product is taken
- * in LANES sums. Bound by reading the weights once for each image. */
+ * in several sums. Bound by reading the weights once for each image. */
 #ifndef REAL
 
 #include "cuda_ops/excitation.h"
 
 #include "common/common.h"
-
-enum { LANES = 16 };
 
 #define REAL float
 #define FN(name) name##_f32
@@ -39,19 +37,11 @@ cuda_ops_status cuda_ops_excitation_forward_cpu(void *output, void *hidden, cons
 #else
 
 #include "common/activation_functions.h"
+#include "common/dot.h"
 
 CUDA_OPS_SIMD static REAL FN(dot_product)(const REAL *a, const REAL *b, int64_t count)
 {
-    REAL lanes[LANES] = {0}, total = 0;
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        for (int64_t e = 0; e < LANES; e++)
-            lanes[e] += a[i + e] * b[i + e];
-    for (; i < count; i++)
-        total += a[i] * b[i];
-    for (int64_t e = 0; e < LANES; e++)
-        total += lanes[e];
-    return total;
+    return FN(dot)(a, b, count);
 }
 
 static REAL FN(excited)(REAL x, cuda_ops_excitation_activation activation)

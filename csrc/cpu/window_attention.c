@@ -1,12 +1,10 @@
 /* window_attention on the CPU: a window and head at a time, of that a query at a time, whose row of scores is on the stack.
- * Dot products are taken in LANES sums, and weighted sums element by element. Bound by arithmetic. */
+ * Dot products are taken in several sums, and weighted sums element by element. Bound by arithmetic. */
 #ifndef REAL
 
 #include "cuda_ops/window_attention.h"
 
 #include "common/common.h"
-
-enum { LANES = 16 };
 
 #define REAL float
 #define FN(name) name##_f32
@@ -61,19 +59,7 @@ cuda_ops_status cuda_ops_window_attention_backward_cpu(void *grad_qkv, void *par
 
 #else
 
-CUDA_OPS_INLINE REAL FN(dot)(const REAL *a, const REAL *b, int64_t count)
-{
-    REAL lanes[LANES] = {0}, total = 0;
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        for (int64_t e = 0; e < LANES; e++)
-            lanes[e] += a[i + e] * b[i + e];
-    for (; i < count; i++)
-        total += a[i] * b[i];
-    for (int64_t e = 0; e < LANES; e++)
-        total += lanes[e];
-    return total;
-}
+#include "common/dot.h"
 
 CUDA_OPS_INLINE void FN(add_scaled)(REAL *to, const REAL *from, REAL factor, int64_t count)
 {

@@ -362,8 +362,11 @@ conv_bn_relu_pool_training(const Tensor &input, const Tensor &weight, const std:
         conv_output = empty(problem.conv_output_size(), options.memory_format(problem.format()));
     else if (!keeps_conv_output)
         conv_output = empty({0}, options);
-    if (problem.empty())
+    if (problem.empty()) {
+        running.count_batch();
+        running.finish();
         return {output, conv_output, argmax, maximum, at::zeros({plan.cuda.statistics}, options.dtype(at::kDouble))};
+    }
     Tensor statistics = empty({plan.cuda.statistics}, options.dtype(at::kDouble));
     double *const mean = statistics.data_ptr<double>(), *const variance = mean + channels;
     switch (plan.kind) {

@@ -1,6 +1,6 @@
 // layer_norm, rms_norm, and both after an addition (add_layer_norm, add_rms_norm) for PyTorch: checks, allocation and
 // the choice of backend.
-#include "cuda_ops/layer_norm.h"
+#include "layer_norm.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
@@ -30,69 +30,10 @@ namespace
 
 using OptionalTensor = std::optional<Tensor>;
 
-// Input seen as [rows, cols], cols being the elements of normalized_shape.
-struct NormShape {
-    int64_t rows = 1, cols = 1;
-
-    NormShape(const char *op, const Tensor &input, at::IntArrayRef normalized_shape)
-    {
-        const int64_t dims = input.dim(), count = static_cast<int64_t>(normalized_shape.size());
-        TORCH_CHECK(count > 0, op, ": expected normalized_shape to have at least one dimension, got []");
-        TORCH_CHECK(count <= dims && input.sizes().slice(dims - count) == normalized_shape, op,
-                    ": expected input to end in the dimensions of normalized_shape, ", normalized_shape, ", got shape ",
-                    input.sizes());
-        for (int64_t d = 0; d < dims; d++)
-            (d < dims - count ? rows : cols) *= input.size(d);
-    }
-
-    bool empty() const
-    {
-        return rows == 0 || cols == 0;
-    }
-    // Rows that a thread of the CPU takes at least.
-    int64_t grain() const
-    {
-        return std::max<int64_t>(ELEMENTWISE_GRAIN / 4 / cols, 1);
-    }
-};
-
-// weight and bias, contiguous; undefined if not given.
-struct NormParameters {
-    Tensor weight, bias;
-    cuda_ops_dtype dtype;
-
-    NormParameters(const char *op, const OptionalTensor &given_weight, const OptionalTensor &given_bias,
-                   const Tensor &input, at::IntArrayRef normalized_shape)
-        : dtype(check_dtype(op, "input", input))
-    {
-        const auto check = [&](const char *name, const Tensor &tensor) {
-            TORCH_CHECK(tensor.sizes() == normalized_shape, op, ": expected ", name,
-                        " to have the shape normalized_shape, ", normalized_shape, ", got ", tensor.sizes());
-            dtype = check_parameter(op, name, tensor, input);
-            return tensor.contiguous();
-        };
-        if (given_weight)
-            weight = check("weight", *given_weight);
-        if (given_bias)
-            bias = check("bias", *given_bias);
-        if (given_weight && given_bias)
-            check_like(op, "bias", *given_bias, "weight", *given_weight);
-    }
-};
-
-const void *data_or_null(const Tensor &tensor)
-{
-    return tensor.defined() ? tensor.const_data_ptr() : nullptr;
-}
-
 at::TensorOptions rstd_options(const Tensor &input)
 {
     return input.options().dtype(input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
-
-struct Normalized {
-    Tensor output, sum, mean, rstd, state, mask;
-};
 
 // Dropout's mask, a bit an element, in bytes.
 void check_takes_mask(const char *op, const Tensor &input, [[maybe_unused]] const NormShape &shape,
@@ -108,17 +49,11 @@ void check_takes_mask(const char *op, const Tensor &input, [[maybe_unused]] cons
                                 input.toString(), " of shape ", input.sizes());
 }
 
-// The same values at a multiple of 16 bytes.
-Tensor contiguous_vectors(const Tensor &tensor)
-{
-    const Tensor dense = tensor.contiguous();
-    return reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 ? dense.clone() : dense;
-}
+} // namespace
 
-// `residual`: NULL for the norm alone. `with_mask`: the mask of dropout, of p above 0, is wanted.
 Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input, const Tensor *residual,
                         at::IntArrayRef normalized_shape, const OptionalTensor &weight, const OptionalTensor &bias,
-                        double eps, double p, bool with_mask = false)
+                        double eps, double p, bool with_mask)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     const NormShape shape(op, input, normalized_shape);
@@ -207,21 +142,10 @@ Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input,
     return result;
 }
 
-// The mask that forward left, and the gradient by it.
-struct Masked {
-    const Tensor &mask;
-    double p;
-    Tensor grad_dropped;
-};
-
-// What is not wanted is returned empty. grad_weight and grad_bias are of the dtype of weight, or else of bias, or else
-// of input, and so is the last one, the sums of grad_input over its rows.
-std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output,
-                                                         const OptionalTensor &grad_sum, const Tensor &input,
-                                                         at::IntArrayRef normalized_shape, const OptionalTensor &weight,
-                                                         const Tensor *mean, const Tensor &rstd,
-                                                         std::optional<at::ScalarType> bias_type,
-                                                         std::array<bool, 4> wanted, Masked *masked = nullptr)
+std::tuple<Tensor, Tensor, Tensor, Tensor>
+norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output, const OptionalTensor &grad_sum,
+              const Tensor &input, at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor *mean,
+              const Tensor &rstd, std::optional<at::ScalarType> bias_type, std::array<bool, 4> wanted, Masked *masked)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     const NormShape shape(op, input, normalized_shape);
@@ -336,8 +260,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_op
     return {grad_input, grads[0], grads[1], grads[2]};
 }
 
-} // namespace
-
 static std::tuple<Tensor, Tensor, Tensor> layer_norm_forward(const Tensor &input, at::IntArrayRef normalized_shape,
                                                              const OptionalTensor &weight, const OptionalTensor &bias,
                                                              double eps)
@@ -441,25 +363,6 @@ static std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor &grad_output, c
 namespace
 {
 
-using LayerNormBackward = std::tuple<Tensor, Tensor, Tensor>(const Tensor &, const OptionalTensor &, const Tensor &,
-                                                             c10::SymIntArrayRef, const OptionalTensor &,
-                                                             const Tensor &, const Tensor &, double,
-                                                             std::optional<at::ScalarType>, std::array<bool, 3>);
-using RmsNormBackward = std::tuple<Tensor, Tensor>(const Tensor &, const OptionalTensor &, const Tensor &,
-                                                   c10::SymIntArrayRef, const OptionalTensor &, const Tensor &, double,
-                                                   std::array<bool, 2>);
-
-const auto &layer_norm_backward_op()
-{
-    static const auto op = registered_op<LayerNormBackward>("cuda_ops::layer_norm_backward");
-    return op;
-}
-const auto &rms_norm_backward_op()
-{
-    static const auto op = registered_op<RmsNormBackward>("cuda_ops::rms_norm_backward");
-    return op;
-}
-
 // What input adds to the sum, of a tangent or of a gradient of the sum: `values` with forward's mask.
 Tensor dropped_as_forward(const Tensor &values, const Tensor &state, double p)
 {
@@ -482,14 +385,6 @@ std::vector<Tensor> gradients_of_sum(const Tensor &grad_sum, const Tensor &grad_
     if (wanted[3])
         grads.push_back(grad_bias);
     return grads;
-}
-
-// Numbers below -2^62 are symbols to the dispatcher, which would end in an internal assertion of its own.
-void check_normalized_shape(const char *op, c10::SymIntArrayRef normalized_shape)
-{
-    for (const c10::SymInt &size : normalized_shape)
-        if (const std::optional<int64_t> number = size.maybe_as_int())
-            TORCH_CHECK(*number >= 0, op, ": expected normalized_shape to have no negative number, got ", *number);
 }
 
 } // namespace
@@ -516,307 +411,6 @@ static std::vector<Tensor> add_rms_norm_gradients(const Tensor &grad_output, con
     const auto [grad, grad_weight] = rms_norm_backward_op().call(grad_output, grad_sum, sum, normalized_shape, weight,
                                                                  rstd, eps, {wanted[0] || wanted[1], wanted[2]});
     return gradients_of_sum(grad, grad_weight, Tensor(), state, p, {wanted[0], wanted[1], wanted[2], false});
-}
-
-// ---- rounded to a half ---------------------------------------------------------------------------------------------
-
-namespace
-{
-
-// As the kernels in float32 take a parameter; `type`: the dtype of what is normalised.
-OptionalTensor parameter_beside(const OptionalTensor &parameter, at::ScalarType type)
-{
-    const bool stays =
-        !parameter || parameter->scalar_type() == type || (is_half(type) && parameter->scalar_type() == at::kFloat);
-    return stays ? parameter : parameter->to(is_half(type) ? at::kFloat : type);
-}
-
-// Whether the kernels that round take what is normalised, in float32, beside tensors of this half.
-bool rounds_in_kernel(const Tensor &normalized, const NormShape &shape, at::ScalarType half)
-{
-    bool rounds = false;
-#ifdef CUDA_OPS_WITH_CUDA
-    rounds = normalized.is_cuda() && normalized.scalar_type() == at::kFloat && is_half(half) && !shape.empty() &&
-             cuda_ops_layer_norm_rounds_cuda(shape.rows, shape.cols) != 0;
-#endif
-    (void)normalized, (void)shape, (void)half;
-    return rounds;
-}
-
-Tensor float_vectors(const OptionalTensor &parameter)
-{
-    return parameter ? contiguous_vectors(parameter->to(at::kFloat)) : Tensor();
-}
-
-} // namespace
-
-// The norm of input, or of residual + input, computed in its own dtype or float32 and rounded to `half`.
-static Normalized rounded_forward(const char *op, cuda_ops_norm norm, const Tensor &input, const Tensor *residual,
-                                  at::IntArrayRef normalized_shape, const OptionalTensor &weight,
-                                  const OptionalTensor &bias, double eps, at::ScalarType half)
-{
-    check_dtype(op, "input", input);
-    if (residual) {
-        check_dtype(op, "residual", *residual);
-        check_same_device(op, "residual", *residual, "input", input);
-        check_same_shape(op, "residual", *residual, "input", input);
-    }
-    TORCH_CHECK(is_half(half), op, ": expected dtype to be float16 or bfloat16, got ", c10::toString(half));
-    const NormShape shape(op, input, normalized_shape);
-    const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const at::ScalarType type =
-        residual ? c10::promoteTypes(input.scalar_type(), residual->scalar_type()) : input.scalar_type();
-    const Tensor &normalized = residual ? *residual : input;
-    const bool adds = !residual || (residual->scalar_type() == at::kFloat && input.scalar_type() == half);
-    if (adds && rounds_in_kernel(normalized, shape, half)) {
-        // Checked as they are, since a conversion would not say what was given.
-        const NormParameters checked(op, parameter_beside(weight, type), parameter_beside(bias, type), normalized,
-                                     normalized_shape);
-        const Tensor w = float_vectors(weight), b = float_vectors(bias), x = contiguous_vectors(input);
-        const Tensor r = residual ? contiguous_vectors(*residual) : Tensor();
-        Normalized result;
-        result.output = empty(x.sizes(), x.options().dtype(half));
-        result.rstd = empty({shape.rows}, x.options().dtype(at::kFloat));
-        if (norm == CUDA_OPS_LAYER_NORM)
-            result.mean = empty({shape.rows}, x.options().dtype(at::kDouble));
-        if (residual)
-            result.sum = empty(x.sizes(), x.options().dtype(at::kFloat));
-        CUDA_OPS_LAUNCH(
-            op, cuda_ops_layer_norm_rounded_forward_cuda(
-                    result.output.data_ptr(), residual ? result.sum.data_ptr<float>() : nullptr,
-                    result.mean.defined() ? result.mean.data_ptr<double>() : nullptr, result.rstd.data_ptr<float>(),
-                    x.const_data_ptr(), residual ? r.const_data_ptr<float>() : nullptr,
-                    static_cast<const float *>(data_or_null(w)), static_cast<const float *>(data_or_null(b)),
-                    shape.rows, shape.cols, eps, check_dtype(op, "output", result.output), current_stream(op)));
-        return result;
-    }
-    const Tensor x = input.to(type), r = residual ? residual->to(type) : Tensor();
-    Normalized result = norm_forward(op, norm, x, residual ? &r : nullptr, normalized_shape,
-                                     parameter_beside(weight, type), parameter_beside(bias, type), eps, 0.0);
-    result.output = result.output.to(half);
-    return result;
-}
-
-static std::tuple<Tensor, Tensor, Tensor>
-layer_norm_rounded_forward(const Tensor &input, at::IntArrayRef normalized_shape, const OptionalTensor &weight,
-                           const OptionalTensor &bias, double eps, at::ScalarType dtype)
-{
-    const Normalized n = rounded_forward("layer_norm_rounded", CUDA_OPS_LAYER_NORM, input, nullptr, normalized_shape,
-                                         weight, bias, eps, dtype);
-    return {n.output, n.mean, n.rstd};
-}
-
-static std::tuple<Tensor, Tensor, Tensor, Tensor>
-add_layer_norm_rounded_forward(const Tensor &input, const Tensor &residual, at::IntArrayRef normalized_shape,
-                               const OptionalTensor &weight, const OptionalTensor &bias, double eps,
-                               at::ScalarType dtype)
-{
-    const Normalized n = rounded_forward("add_layer_norm_rounded", CUDA_OPS_LAYER_NORM, input, &residual,
-                                         normalized_shape, weight, bias, eps, dtype);
-    return {n.output, n.sum, n.mean, n.rstd};
-}
-
-static std::tuple<Tensor, Tensor> rms_norm_rounded_forward(const Tensor &input, at::IntArrayRef normalized_shape,
-                                                           const OptionalTensor &weight, double eps,
-                                                           at::ScalarType dtype)
-{
-    const Normalized n = rounded_forward("rms_norm_rounded", CUDA_OPS_RMS_NORM, input, nullptr, normalized_shape,
-                                         weight, std::nullopt, eps, dtype);
-    return {n.output, n.rstd};
-}
-
-static std::tuple<Tensor, Tensor, Tensor> add_rms_norm_rounded_forward(const Tensor &input, const Tensor &residual,
-                                                                       at::IntArrayRef normalized_shape,
-                                                                       const OptionalTensor &weight, double eps,
-                                                                       at::ScalarType dtype)
-{
-    const Normalized n = rounded_forward("add_rms_norm_rounded", CUDA_OPS_RMS_NORM, input, &residual, normalized_shape,
-                                         weight, std::nullopt, eps, dtype);
-    return {n.output, n.sum, n.rstd};
-}
-
-// grad_addend: grad_input in `addend_type`, where that is wanted and another dtype. mean: NULL for rms_norm.
-static std::tuple<Tensor, Tensor, Tensor, Tensor>
-rounded_backward(const char *op, const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &input,
-                 at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor *mean, const Tensor &rstd,
-                 std::optional<at::ScalarType> bias_type, std::optional<at::ScalarType> addend_type,
-                 std::array<bool, 3> wanted)
-{
-    check_dtype(op, "input", input);
-    check_dtype(op, "grad_output", grad_output);
-    check_same_device(op, "grad_output", grad_output, "input", input);
-    check_same_shape(op, "grad_output", grad_output, "input", input);
-    const NormShape shape(op, input, normalized_shape);
-    const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const at::ScalarType type = input.scalar_type(), half = grad_output.scalar_type();
-    const bool with_addend = addend_type && *addend_type != type;
-    const at::ScalarType parameter_type = weight ? weight->scalar_type() : bias_type.value_or(type);
-    TORCH_CHECK(!addend_type || wanted[0], op, ": expected addend_dtype to be None without grad_input");
-    if (rounds_in_kernel(input, shape, half) && (!with_addend || *addend_type == half)) {
-        const NormParameters checked(op, parameter_beside(weight, type), std::nullopt, input, normalized_shape);
-        if (grad_sum) {
-            check_like(op, "grad_sum", *grad_sum, "input", input);
-            check_same_shape(op, "grad_sum", *grad_sum, "input", input);
-        }
-        for (const Tensor *const statistic : {mean, &rstd})
-            TORCH_CHECK(!statistic || (statistic->scalar_type() == (statistic == mean ? at::kDouble : at::kFloat) &&
-                                       statistic->dim() == 1 && statistic->size(0) == shape.rows &&
-                                       statistic->device() == input.device()),
-                        op, ": expected mean and rstd to be what forward returned, got ", statistic->toString(),
-                        " of shape ", statistic->sizes());
-        const Tensor x = contiguous_vectors(input), g = contiguous_vectors(grad_output), w = float_vectors(weight);
-        const Tensor more = grad_sum ? contiguous_vectors(*grad_sum) : Tensor();
-        const Tensor m = mean ? mean->contiguous() : Tensor();
-        const Tensor r = rstd.contiguous();
-        const auto like = [&](bool is_wanted, at::IntArrayRef sizes, at::ScalarType its_type) {
-            return empty(is_wanted ? sizes : at::IntArrayRef({0}), x.options().dtype(its_type));
-        };
-        const Tensor grad_input = like(wanted[0], x.sizes(), type), grad_addend = like(with_addend, x.sizes(), half);
-        const Tensor grad_weight = like(wanted[1], normalized_shape, at::kFloat);
-        const Tensor grad_bias = like(wanted[2], normalized_shape, at::kFloat);
-        Tensor workspace;
-#ifdef CUDA_OPS_WITH_CUDA
-        if (wanted[1] || wanted[2])
-            workspace = empty_bytes(cuda_ops_layer_norm_rounded_workspace_cuda(shape.rows, shape.cols), x);
-#endif
-        CUDA_OPS_LAUNCH(op, cuda_ops_layer_norm_rounded_backward_cuda(
-                                wanted[0] ? grad_input.data_ptr<float>() : nullptr,
-                                with_addend ? grad_addend.data_ptr() : nullptr,
-                                wanted[1] ? grad_weight.data_ptr<float>() : nullptr,
-                                wanted[2] ? grad_bias.data_ptr<float>() : nullptr,
-                                workspace.defined() ? workspace.data_ptr() : nullptr, g.const_data_ptr(),
-                                static_cast<const float *>(data_or_null(more)), x.const_data_ptr<float>(),
-                                static_cast<const float *>(data_or_null(w)),
-                                static_cast<const double *>(data_or_null(m)), r.const_data_ptr<float>(), shape.rows,
-                                shape.cols, check_dtype(op, "grad_output", grad_output), current_stream(op)));
-        return {grad_input, grad_addend, grad_weight.to(parameter_type), grad_bias.to(parameter_type)};
-    }
-    const auto [grad_input, grad_weight, grad_bias, sums] =
-        norm_backward(op, mean ? CUDA_OPS_LAYER_NORM : CUDA_OPS_RMS_NORM, grad_output.to(type), grad_sum, input,
-                      normalized_shape, parameter_beside(weight, type), mean, rstd,
-                      is_half(type) || parameter_type == type ? bias_type : std::optional(type),
-                      {wanted[0], wanted[1], wanted[2], false});
-    const Tensor grad_addend =
-        with_addend ? grad_input.to(*addend_type) : empty({0}, input.options().dtype(addend_type.value_or(type)));
-    return {grad_input, grad_addend, grad_weight.to(parameter_type), grad_bias.to(parameter_type)};
-}
-
-static std::tuple<Tensor, Tensor, Tensor, Tensor>
-layer_norm_rounded_backward(const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &input,
-                            at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &mean,
-                            const Tensor &rstd, std::optional<at::ScalarType> bias_type,
-                            std::optional<at::ScalarType> addend_type, std::array<bool, 3> wanted)
-{
-    return rounded_backward("layer_norm_rounded_backward", grad_output, grad_sum, input, normalized_shape, weight,
-                            &mean, rstd, bias_type, addend_type, wanted);
-}
-
-static std::tuple<Tensor, Tensor, Tensor>
-rms_norm_rounded_backward(const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &input,
-                          at::IntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &rstd,
-                          std::optional<at::ScalarType> addend_type, std::array<bool, 2> wanted)
-{
-    const auto [grad_input, grad_addend, grad_weight, grad_bias] =
-        rounded_backward("rms_norm_rounded_backward", grad_output, grad_sum, input, normalized_shape, weight, nullptr,
-                         rstd, std::nullopt, addend_type, {wanted[0], wanted[1], false});
-    return {grad_input, grad_addend, grad_weight};
-}
-
-// The wanted gradients of add_layer_norm_rounded: of the kernel, or, where they are differentiated further, composed.
-static std::vector<Tensor>
-add_layer_norm_rounded_gradients(const Tensor &grad_output, const OptionalTensor &grad_sum, const Tensor &sum,
-                                 c10::SymIntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &mean,
-                                 const Tensor &rstd, double eps, std::optional<at::ScalarType> bias_type,
-                                 at::ScalarType input_type, at::ScalarType residual_type, std::array<bool, 4> wanted)
-{
-    using Rounded = std::tuple<Tensor, Tensor, Tensor, Tensor>(
-        const Tensor &, const OptionalTensor &, const Tensor &, c10::SymIntArrayRef, const OptionalTensor &,
-        const Tensor &, const Tensor &, std::optional<at::ScalarType>, std::optional<at::ScalarType>,
-        std::array<bool, 3>);
-    static const auto fused = registered_op<Rounded>("cuda_ops::layer_norm_rounded_backward");
-    check_normalized_shape("add_layer_norm_rounded", normalized_shape);
-    const at::ScalarType type = sum.scalar_type();
-    const bool of_sum = wanted[0] || wanted[1];
-    const at::ScalarType parameter_type = weight ? weight->scalar_type() : bias_type.value_or(type);
-    Tensor grad, addend, grad_weight, grad_bias;
-    if (is_differentiated_further({grad_output, grad_sum.value_or(Tensor()), sum, weight.value_or(Tensor())})) {
-        std::tie(grad, grad_weight, grad_bias) = layer_norm_backward_op().call(
-            grad_output.to(type), grad_sum, sum, normalized_shape, parameter_beside(weight, type), mean, rstd, eps,
-            is_half(type) || parameter_type == type ? bias_type : std::optional(type), {of_sum, wanted[2], wanted[3]});
-        grad_weight = grad_weight.to(parameter_type);
-        grad_bias = grad_bias.to(parameter_type);
-    } else {
-        const bool with_addend = wanted[0] && input_type != type;
-        std::tie(grad, addend, grad_weight, grad_bias) =
-            fused.call(grad_output, grad_sum, sum, normalized_shape, weight, mean, rstd, bias_type,
-                       with_addend ? std::optional(input_type) : std::nullopt, {of_sum, wanted[2], wanted[3]});
-    }
-    std::vector<Tensor> grads;
-    if (wanted[0])
-        grads.push_back(addend.defined() && input_type != type ? addend : grad.to(input_type));
-    if (wanted[1])
-        grads.push_back(grad.to(residual_type));
-    if (wanted[2])
-        grads.push_back(grad_weight);
-    if (wanted[3])
-        grads.push_back(grad_bias);
-    return grads;
-}
-
-static std::vector<Tensor>
-layer_norm_rounded_gradients(const Tensor &grad_output, const Tensor &input, c10::SymIntArrayRef normalized_shape,
-                             const OptionalTensor &weight, const Tensor &mean, const Tensor &rstd, double eps,
-                             std::optional<at::ScalarType> bias_type, std::array<bool, 3> wanted)
-{
-    return add_layer_norm_rounded_gradients(grad_output, std::nullopt, input, normalized_shape, weight, mean, rstd, eps,
-                                            bias_type, input.scalar_type(), input.scalar_type(),
-                                            {false, wanted[0], wanted[1], wanted[2]});
-}
-
-// Likewise those of add_rms_norm_rounded.
-static std::vector<Tensor> add_rms_norm_rounded_gradients(const Tensor &grad_output, const OptionalTensor &grad_sum,
-                                                          const Tensor &sum, c10::SymIntArrayRef normalized_shape,
-                                                          const OptionalTensor &weight, const Tensor &rstd, double eps,
-                                                          at::ScalarType input_type, at::ScalarType residual_type,
-                                                          std::array<bool, 3> wanted)
-{
-    using Rounded = std::tuple<Tensor, Tensor, Tensor>(const Tensor &, const OptionalTensor &, const Tensor &,
-                                                       c10::SymIntArrayRef, const OptionalTensor &, const Tensor &,
-                                                       std::optional<at::ScalarType>, std::array<bool, 2>);
-    static const auto fused = registered_op<Rounded>("cuda_ops::rms_norm_rounded_backward");
-    check_normalized_shape("add_rms_norm_rounded", normalized_shape);
-    const at::ScalarType type = sum.scalar_type();
-    const bool of_sum = wanted[0] || wanted[1];
-    Tensor grad, addend, grad_weight;
-    if (is_differentiated_further({grad_output, grad_sum.value_or(Tensor()), sum, weight.value_or(Tensor())})) {
-        std::tie(grad, grad_weight) =
-            rms_norm_backward_op().call(grad_output.to(type), grad_sum, sum, normalized_shape,
-                                        parameter_beside(weight, type), rstd, eps, {of_sum, wanted[2]});
-        if (weight)
-            grad_weight = grad_weight.to(weight->scalar_type());
-    } else {
-        const bool with_addend = wanted[0] && input_type != type;
-        std::tie(grad, addend, grad_weight) =
-            fused.call(grad_output, grad_sum, sum, normalized_shape, weight, rstd,
-                       with_addend ? std::optional(input_type) : std::nullopt, {of_sum, wanted[2]});
-    }
-    std::vector<Tensor> grads;
-    if (wanted[0])
-        grads.push_back(addend.defined() && input_type != type ? addend : grad.to(input_type));
-    if (wanted[1])
-        grads.push_back(grad.to(residual_type));
-    if (wanted[2])
-        grads.push_back(grad_weight);
-    return grads;
-}
-
-static std::vector<Tensor> rms_norm_rounded_gradients(const Tensor &grad_output, const Tensor &input,
-                                                      c10::SymIntArrayRef normalized_shape,
-                                                      const OptionalTensor &weight, const Tensor &rstd, double eps,
-                                                      std::array<bool, 2> wanted)
-{
-    return add_rms_norm_rounded_gradients(grad_output, std::nullopt, input, normalized_shape, weight, rstd, eps,
-                                          input.scalar_type(), input.scalar_type(), {false, wanted[0], wanted[1]});
 }
 
 // What output changes by where the input of the norm changes by `tangent`. The normalised value's derivative is
@@ -859,7 +453,7 @@ static Tensor sum_tangent(const OptionalTensor &tangent_input, const OptionalTen
                               : sum.new_zeros_symint(sum.sym_sizes());
 }
 
-static std::tuple<Tensor, Tensor>
+std::tuple<Tensor, Tensor>
 add_layer_norm_tangents(const OptionalTensor &tangent_input, const OptionalTensor &tangent_residual,
                         const OptionalTensor &tangent_weight, const OptionalTensor &tangent_bias, const Tensor &sum,
                         c10::SymIntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &mean,
@@ -877,36 +471,11 @@ add_layer_norm_tangents(const OptionalTensor &tangent_input, const OptionalTenso
     return {output, t};
 }
 
-// Those of output and sum. Without an addition the sum is the input.
-static std::tuple<Tensor, Tensor>
-add_layer_norm_rounded_tangents(const OptionalTensor &tangent_input, const OptionalTensor &tangent_residual,
-                                const OptionalTensor &tangent_weight, const OptionalTensor &tangent_bias,
-                                const Tensor &sum, c10::SymIntArrayRef normalized_shape, const OptionalTensor &weight,
-                                const Tensor &mean, const Tensor &rstd, double eps, at::ScalarType dtype)
-{
-    const at::ScalarType type = sum.scalar_type();
-    const auto wide = [&](const OptionalTensor &tensor) {
-        return tensor ? OptionalTensor(tensor->to(type)) : std::nullopt;
-    };
-    const auto [output, tangent] = add_layer_norm_tangents(
-        wide(tangent_input), wide(tangent_residual), wide(tangent_weight), wide(tangent_bias), sum, normalized_shape,
-        parameter_beside(weight, type), mean, rstd, sum.new_zeros({0}, at::kLong), eps, 0.0);
-    return {output.to(dtype), tangent};
-}
-
-static Tensor layer_norm_rounded_tangent(const OptionalTensor &tangent_input, const OptionalTensor &tangent_weight,
-                                         const OptionalTensor &tangent_bias, const Tensor &input,
-                                         c10::SymIntArrayRef normalized_shape, const OptionalTensor &weight,
-                                         const Tensor &mean, const Tensor &rstd, double eps, at::ScalarType dtype)
-{
-    return std::get<0>(add_layer_norm_rounded_tangents(tangent_input, std::nullopt, tangent_weight, tangent_bias, input,
-                                                       normalized_shape, weight, mean, rstd, eps, dtype));
-}
-
-static std::tuple<Tensor, Tensor>
-add_rms_norm_tangents(const OptionalTensor &tangent_input, const OptionalTensor &tangent_residual,
-                      const OptionalTensor &tangent_weight, const Tensor &sum, c10::SymIntArrayRef normalized_shape,
-                      const OptionalTensor &weight, const Tensor &rstd, const Tensor &state, double eps, double p)
+std::tuple<Tensor, Tensor> add_rms_norm_tangents(const OptionalTensor &tangent_input,
+                                                 const OptionalTensor &tangent_residual,
+                                                 const OptionalTensor &tangent_weight, const Tensor &sum,
+                                                 c10::SymIntArrayRef normalized_shape, const OptionalTensor &weight,
+                                                 const Tensor &rstd, const Tensor &state, double eps, double p)
 {
     using Forward = std::tuple<Tensor, Tensor>(const Tensor &, c10::SymIntArrayRef, const OptionalTensor &, double);
     static const auto op = registered_op<Forward>("cuda_ops::rms_norm_forward");
@@ -915,33 +484,6 @@ add_rms_norm_tangents(const OptionalTensor &tangent_input, const OptionalTensor 
     if (tangent_weight)
         output = output + std::get<0>(op.call(sum, normalized_shape, tangent_weight, eps));
     return {output, t};
-}
-
-// Those of output and sum. Without an addition the sum is the input.
-static std::tuple<Tensor, Tensor> add_rms_norm_rounded_tangents(const OptionalTensor &tangent_input,
-                                                                const OptionalTensor &tangent_residual,
-                                                                const OptionalTensor &tangent_weight, const Tensor &sum,
-                                                                c10::SymIntArrayRef normalized_shape,
-                                                                const OptionalTensor &weight, const Tensor &rstd,
-                                                                double eps, at::ScalarType dtype)
-{
-    const at::ScalarType type = sum.scalar_type();
-    const auto wide = [&](const OptionalTensor &tensor) {
-        return tensor ? OptionalTensor(tensor->to(type)) : std::nullopt;
-    };
-    const auto [output, tangent] =
-        add_rms_norm_tangents(wide(tangent_input), wide(tangent_residual), wide(tangent_weight), sum, normalized_shape,
-                              parameter_beside(weight, type), rstd, sum.new_zeros({0}, at::kLong), eps, 0.0);
-    return {output.to(dtype), tangent};
-}
-
-static Tensor rms_norm_rounded_tangent(const OptionalTensor &tangent_input, const OptionalTensor &tangent_weight,
-                                       const Tensor &input, c10::SymIntArrayRef normalized_shape,
-                                       const OptionalTensor &weight, const Tensor &rstd, double eps,
-                                       at::ScalarType dtype)
-{
-    return std::get<0>(add_rms_norm_rounded_tangents(tangent_input, std::nullopt, tangent_weight, input,
-                                                     normalized_shape, weight, rstd, eps, dtype));
 }
 
 } // namespace cuda_ops
@@ -1016,84 +558,6 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor? tangent_input, Tensor? tangent_weight, Tensor grad_output, Tensor input, "
                 "SymInt[] normalized_shape, Tensor? weight, float eps, bool[2] wanted)"
                 " -> (Tensor tangent_grad_input, Tensor tangent_grad_weight)");
-    // What conversion makes of a norm in autocast whose output is lowered right behind it. None is in autocast's lists.
-    library.def("layer_norm_rounded_forward(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, "
-                "float eps, ScalarType dtype) -> (Tensor output, Tensor mean, Tensor rstd)");
-    library.def("add_layer_norm_rounded_forward(Tensor input, Tensor residual, SymInt[] normalized_shape, "
-                "Tensor? weight, Tensor? bias, float eps, ScalarType dtype)"
-                " -> (Tensor output, Tensor sum, Tensor mean, Tensor rstd)");
-    library.def("layer_norm_rounded_backward(Tensor grad_output, Tensor? grad_sum, Tensor input, "
-                "SymInt[] normalized_shape, Tensor? weight, Tensor mean, Tensor rstd, ScalarType? bias_dtype, "
-                "ScalarType? addend_dtype, bool[3] wanted)"
-                " -> (Tensor grad_input, Tensor grad_addend, Tensor grad_weight, Tensor grad_bias)");
-    library.def("layer_norm_rounded_gradients(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
-                "Tensor? weight, Tensor mean, Tensor rstd, float eps, ScalarType? bias_dtype, bool[3] wanted)"
-                " -> Tensor[]",
-                cuda_ops::layer_norm_rounded_gradients);
-    library.def("add_layer_norm_rounded_gradients(Tensor grad_output, Tensor? grad_sum, Tensor sum, "
-                "SymInt[] normalized_shape, Tensor? weight, Tensor mean, Tensor rstd, float eps, "
-                "ScalarType? bias_dtype, ScalarType input_dtype, ScalarType residual_dtype, bool[4] wanted)"
-                " -> Tensor[]",
-                cuda_ops::add_layer_norm_rounded_gradients);
-    library.def("layer_norm_rounded_tangent(Tensor? tangent_input, Tensor? tangent_weight, Tensor? tangent_bias, "
-                "Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor mean, Tensor rstd, float eps, "
-                "ScalarType dtype) -> Tensor",
-                cuda_ops::layer_norm_rounded_tangent);
-    library.def("add_layer_norm_rounded_tangents(Tensor? tangent_input, Tensor? tangent_residual, "
-                "Tensor? tangent_weight, Tensor? tangent_bias, Tensor sum, SymInt[] normalized_shape, Tensor? weight, "
-                "Tensor mean, Tensor rstd, float eps, ScalarType dtype)"
-                " -> (Tensor tangent_output, Tensor tangent_sum)",
-                cuda_ops::add_layer_norm_rounded_tangents);
-    library.def("rms_norm_rounded_forward(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, "
-                "ScalarType dtype) -> (Tensor output, Tensor rstd)");
-    library.def("add_rms_norm_rounded_forward(Tensor input, Tensor residual, SymInt[] normalized_shape, "
-                "Tensor? weight, float eps, ScalarType dtype) -> (Tensor output, Tensor sum, Tensor rstd)");
-    library.def("rms_norm_rounded_backward(Tensor grad_output, Tensor? grad_sum, Tensor input, "
-                "SymInt[] normalized_shape, Tensor? weight, Tensor rstd, ScalarType? addend_dtype, bool[2] wanted)"
-                " -> (Tensor grad_input, Tensor grad_addend, Tensor grad_weight)");
-    library.def("rms_norm_rounded_gradients(Tensor grad_output, Tensor input, SymInt[] normalized_shape, "
-                "Tensor? weight, Tensor rstd, float eps, bool[2] wanted) -> Tensor[]",
-                cuda_ops::rms_norm_rounded_gradients);
-    library.def("add_rms_norm_rounded_gradients(Tensor grad_output, Tensor? grad_sum, Tensor sum, "
-                "SymInt[] normalized_shape, Tensor? weight, Tensor rstd, float eps, ScalarType input_dtype, "
-                "ScalarType residual_dtype, bool[3] wanted) -> Tensor[]",
-                cuda_ops::add_rms_norm_rounded_gradients);
-    library.def("rms_norm_rounded_tangent(Tensor? tangent_input, Tensor? tangent_weight, Tensor input, "
-                "SymInt[] normalized_shape, Tensor? weight, Tensor rstd, float eps, ScalarType dtype) -> Tensor",
-                cuda_ops::rms_norm_rounded_tangent);
-    library.def("add_rms_norm_rounded_tangents(Tensor? tangent_input, Tensor? tangent_residual, "
-                "Tensor? tangent_weight, Tensor sum, SymInt[] normalized_shape, Tensor? weight, Tensor rstd, "
-                "float eps, ScalarType dtype) -> (Tensor tangent_output, Tensor tangent_sum)",
-                cuda_ops::add_rms_norm_rounded_tangents);
-    CUDA_OPS_IMPLEMENT(library, "rms_norm_rounded_forward", cuda_ops::rms_norm_rounded_forward);
-    CUDA_OPS_IMPLEMENT(library, "add_rms_norm_rounded_forward", cuda_ops::add_rms_norm_rounded_forward);
-    CUDA_OPS_IMPLEMENT(library, "rms_norm_rounded_backward", cuda_ops::rms_norm_rounded_backward);
-    CUDA_OPS_DERIVATIVES(
-        library, "rms_norm_rounded_forward",
-        {"input, weight: rms_norm_rounded_gradients(grad_output, input, normalized_shape, weight, rstd, eps, wanted)",
-         "output <- rms_norm_rounded_tangent(tangent_input, tangent_weight, input, normalized_shape, weight, rstd, "
-         "eps, dtype)"});
-    CUDA_OPS_DERIVATIVES(
-        library, "add_rms_norm_rounded_forward",
-        {"input, residual, weight: add_rms_norm_rounded_gradients(grad_output, grad_sum, sum, normalized_shape, "
-         "weight, rstd, eps, input.dtype, residual.dtype, wanted)",
-         "output, sum <- add_rms_norm_rounded_tangents(tangent_input, tangent_residual, tangent_weight, sum, "
-         "normalized_shape, weight, rstd, eps, dtype)"});
-    CUDA_OPS_IMPLEMENT(library, "layer_norm_rounded_forward", cuda_ops::layer_norm_rounded_forward);
-    CUDA_OPS_IMPLEMENT(library, "add_layer_norm_rounded_forward", cuda_ops::add_layer_norm_rounded_forward);
-    CUDA_OPS_IMPLEMENT(library, "layer_norm_rounded_backward", cuda_ops::layer_norm_rounded_backward);
-    CUDA_OPS_DERIVATIVES(
-        library, "layer_norm_rounded_forward",
-        {"input, weight, bias: layer_norm_rounded_gradients(grad_output, input, normalized_shape, weight, mean, rstd, "
-         "eps, bias.dtype, wanted)",
-         "output <- layer_norm_rounded_tangent(tangent_input, tangent_weight, tangent_bias, input, normalized_shape, "
-         "weight, mean, rstd, eps, dtype)"});
-    CUDA_OPS_DERIVATIVES(
-        library, "add_layer_norm_rounded_forward",
-        {"input, residual, weight, bias: add_layer_norm_rounded_gradients(grad_output, grad_sum, sum, "
-         "normalized_shape, weight, mean, rstd, eps, bias.dtype, input.dtype, residual.dtype, wanted)",
-         "output, sum <- add_layer_norm_rounded_tangents(tangent_input, tangent_residual, tangent_weight, "
-         "tangent_bias, sum, normalized_shape, weight, mean, rstd, eps, dtype)"});
     CUDA_OPS_IMPLEMENT(library, "layer_norm_forward", cuda_ops::layer_norm_forward);
     CUDA_OPS_VMAP(library, "layer_norm_forward", "input[normalized_shape]*");
     CUDA_OPS_IMPLEMENT(library, "rms_norm_forward", cuda_ops::rms_norm_forward);

@@ -10,6 +10,9 @@ fusing.py    runs of layers that one op of ours computes, as functions of these 
 attention.py calls of scaled_dot_product_attention in forwards that torch.fx cannot trace, and in transformers' registry
 windows.py   attention in windows of images, as torchvision's Swin Transformer and MaxViT have it
 traced.py    the forward of other modules, where torch.fx can trace it and it is the same for every input
+straight.py  such a trace, and what it depends on
+graphs.py    what is found in it
+recipes.py   what makes of it a class
 rewritten.py the forward of others, which branch on arguments or take any number of them: rewritten as text
 fusing_blocks.py  what stands in for statements of such forwards
 report.py    what was done, and what was not and why

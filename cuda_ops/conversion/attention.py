@@ -15,7 +15,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -167,10 +167,10 @@ def _is_copied(value) -> bool:
     return isinstance(value, FunctionType) and is_users(value.__code__)
 
 
-# Of what functions say. The first two are forgotten at each conversion, since globals may be others by then.
+# Of what functions say, which is forgotten at each conversion, since globals may be others by then.
 _names: WeakKeyDictionary = WeakKeyDictionary()
 _leads: WeakKeyDictionary = WeakKeyDictionary()
-_copies: WeakKeyDictionary = WeakKeyDictionary()
+_copies: WeakKeyDictionary = WeakKeyDictionary()  # to references: a copy may lead to the class of its function
 _registries: dict[int, Registry] = {}
 
 
@@ -205,10 +205,16 @@ def _leads_there(function) -> bool:
     return _leads[function]
 
 
+def _copy_of(function):
+    reference = _copies.get(function) if isinstance(function, FunctionType) else None
+    return None if reference is None else reference()
+
+
 def rebound(function):
     """A copy of a function that calls our attention; `function` itself if it calls none, or is none of Python's."""
-    if isinstance(function, FunctionType) and function in _copies:
-        return _copies[function]
+    copy = _copy_of(function)
+    if copy is not None:
+        return copy
     if not _leads_there(function):
         return function
     names = _names_of(function)
@@ -218,7 +224,7 @@ def rebound(function):
     for n in changed:
         cells[n] = CellType()
     copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
-    _copies[function] = copy  # before what it calls, which may call it
+    _copies[function] = ref(copy)  # before what it calls, which may call it
     copy.__dict__.update(function.__dict__)
     for name in ("__kwdefaults__", "__annotations__", "__qualname__", "__module__", "__doc__"):
         setattr(copy, name, getattr(function, name))
@@ -291,7 +297,7 @@ def what_is_called(module: torch.nn.Module) -> tuple[list[str], str | None]:
         if not _leads_there(_function(method)):
             continue
         for other in _reached(_function(method)):
-            if other in _copies:
+            if _copy_of(other) is not None:
                 _set_names(other)  # anew: a helper may be another by now
             for value in _names_of(other).replacements().values():
                 if not isinstance(value, Registry):

@@ -287,7 +287,7 @@ def _takes_features(layer) -> bool:
 
 def dense_block(self, init_features):
     """The forward of torchvision's DenseBlock."""
-    if not _is_eager():
+    if not (takes(init_features) and _is_eager()):
         return type(self).cuda_ops_native.forward(self, init_features)
     features = [init_features]
     if all(_takes_features(layer) for layer in self.values()):
@@ -499,6 +499,10 @@ def is_residual_block(module) -> bool:
 def residual_blocks(input: Tensor, *blocks) -> Tensor:
     """Such blocks behind each other. Where autocast would lower the sum for the next one's branch, the op has rounded
     it, and adds up the gradients of both."""
+    if not takes(input):
+        for block in blocks:
+            input = block(input)
+        return input
     copy = None
     for block, following in zip(blocks, (*blocks[1:], None), strict=True):
         branch, weight, depth, inplace = type(block).cuda_ops_block
@@ -605,6 +609,11 @@ STOCHASTIC_DEPTH = ("torchvision.ops.stochastic_depth", "StochasticDepth")
 
 
 _steps: dict[tuple[type, ...], tuple] = {}
+
+
+def forget_steps():
+    """Else classes that a program makes anew for each model would stay for good."""
+    _steps.clear()
 
 
 def steps_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, int, object], ...]:

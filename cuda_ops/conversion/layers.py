@@ -52,7 +52,13 @@ def _layer(name: str, ours: type, native: type) -> type:
             node = as_node(self, args, kwargs)
             if node is not None:
                 return node
-            return (ours if takes(self.weight) else native).forward(self, *args, **kwargs)
+            if takes(self.weight):
+                try:
+                    return ours.forward(self, *args, **kwargs)
+                except NotImplementedError as error:  # max_norm, which writes into the weight, and sparse gradients
+                    if is_forced(error):
+                        raise
+            return native.forward(self, *args, **kwargs)
     else:
         forward = _forward(_linear if name == "Linear" else ours.forward, native)
     made = _class(name, ours, forward, native, f"cuda_ops.nn.{name}, and torch.nn.{name} for what that does not take.")
@@ -97,6 +103,7 @@ def _forward(ours, native: type, fits=None, method: str = "forward"):
 
 
 def _class(name: str, base: type, forward, native: type, text: str) -> type:
+    forward.__wrapped__ = native.forward  # whose arguments inspect.signature tells
     members = {"forward": forward, "__doc__": text, "__module__": __name__, "cuda_ops_native": native}
     return type(name, (base,), members)
 

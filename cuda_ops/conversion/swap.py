@@ -9,11 +9,13 @@ from torch.nn.utils import parametrize
 
 from .. import nn
 from .attention import NAME, forget, what_is_called
-from .fusing import BLOCKS, forking_blocks, residual_blocks, runs_of
+from .fusing import BLOCKS, forget_steps, forking_blocks, residual_blocks, runs_of
 from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
+from .recipes import BLOCK, SEQUENCE, converted_class
 from .report import Fusion, Layer, Report
 from .rewritten import NotRewritten, rewritten
-from .traced import BLOCK, SEQUENCE, NotTraced, converted_class, recipe_of
+from .straight import NotTraced
+from .traced import recipe_of
 from .windows import FORWARDS
 
 Selection = str | type | Iterable[str | type]
@@ -92,6 +94,7 @@ def convert(
     exclude = _selection("exclude", exclude)
     report = Report(_kind(model))
     forget()
+    forget_steps()
     modules = []
     for name, names, module in _with_names(model):
         chosen = (only is None or _is_in(names, module, only)) and not _is_in(names, module, exclude)
@@ -106,6 +109,7 @@ def convert(
     for _, module, chosen in modules:
         if fuse and chosen:
             _fuse_blocks(module)
+    forget()
     return report
 
 

@@ -5,6 +5,8 @@ they are: projections do not depend on the order of pixels, and cuda_ops.functio
 windows in the image.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -124,6 +126,7 @@ def forward_of(cls: type, otherwise):
     """The forward of such a class, and `otherwise` for what the op does not take."""
     ours = FORWARDS[cls.__module__, cls.__qualname__][0]
 
+    @functools.wraps(otherwise)
     def forward(self, *args, **kwargs):
         if len(args) == 1 and not kwargs and takes(args[0]) and has_plain_parameters(self):
             output = ours(self, args[0])

@@ -1,5 +1,7 @@
 """What is special to conv_bn_relu_pool: its module, bias in training, NaN, mixed dtypes, statistics without loss."""
 
+import copy
+
 import pytest
 import torch
 from support.devices import cuda_param
@@ -291,6 +293,18 @@ def test_running_statistics_tell_autograd_that_they_changed(device):
     before = mean._version, variance._version
     conv_bn_relu_pool(make(2, 1, 4, 4), make(2, 1, 3, 3), None, mean, variance, padding=1)
     assert mean._version > before[0] and variance._version > before[1]
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 8, 8), (0, 3, 8, 8)], ids=str)
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_batch_of_no_images_is_counted(device, shape, momentum):
+    """As by the layers: statistics stay, and whoever averages over batches goes on from one more."""
+    torch.manual_seed(0)
+    block = cuda_ops.nn.ConvBNReLUMaxPool2d(shape[1], 4, 3, padding=1, momentum=momentum).to(device)
+    layers = copy.deepcopy(block)
+    for images in (torch.empty(shape, device=device), torch.randn(2, *shape[1:], device=device)):
+        torch.testing.assert_close(block(images), native_of(layers)(images))
+        torch.testing.assert_close(block.state_dict(), layers.state_dict())
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -283,6 +283,37 @@ __device__ __forceinline__ void clear_tiles(void *tiles, int bytes)
         reinterpret_cast<uint4 *>(tiles)[i] = make_uint4(0, 0, 0, 0);
 }
 
+// What a block begins with: zeros, places, its head's bias, and its first window, of which it returns the number.
+template <typename T, int HEAD, bool BACKWARD>
+__device__ __forceinline__ uint32_t begin_windows(float (&bias)[2 * WINDOW_PAIRS][4], T *shared, WindowPlaces &places,
+                                                  const WindowWork &w, int head)
+{
+    clear_tiles(shared, BACKWARD ? WindowTile<HEAD>::BACKWARD_BYTES : WindowTile<HEAD>::FORWARD_BYTES);
+    find_places(places, w);
+    wait_for_predecessor();
+    release_successor();
+    load_bias(bias, w, head);
+    __syncthreads();
+    const uint32_t window = blockIdx.x / (unsigned int)w.heads;
+    if (window < w.count)
+        load_window<T, HEAD, BACKWARD>(shared_address(shared), w, places, window, head);
+    cp_async_commit_group();
+    return window;
+}
+
+// Asks for the block's next window, for the stage that is not this one's, and waits for this one.
+template <typename T, int HEAD, bool BACKWARD>
+__device__ __forceinline__ void wait_for_window(T *shared, int stage, const WindowPlaces &places, const WindowWork &w,
+                                                uint32_t window, uint32_t slots, int head)
+{
+    constexpr int STAGE = (BACKWARD ? 4 : 3) * WindowTile<HEAD>::SIZE;
+    if (w.count - window > slots)
+        load_window<T, HEAD, BACKWARD>(shared_address(shared + (stage ^ 1) * STAGE), w, places, window + slots, head);
+    cp_async_commit_group();
+    cp_async_wait_group<1>();
+    __syncthreads();
+}
+
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(WINDOW_THREADS, HEAD <= 32 ? 4 : 1)
     window_attention_mma_forward_kernel(const WindowWork w)
@@ -294,24 +325,10 @@ __global__ void __launch_bounds__(WINDOW_THREADS, HEAD <= 32 ? 4 : 1)
     const uint32_t slots = gridDim.x / (unsigned int)w.heads;
     const int pairs = (w.positions + 15) / 16;
     T *const shared = reinterpret_cast<T *>(window_shared);
-    clear_tiles(window_shared, Tile::FORWARD_BYTES);
-    find_places(places, w);
-    wait_for_predecessor();
-    release_successor();
     float bias[2 * WINDOW_PAIRS][4];
-    load_bias(bias, w, head);
-    __syncthreads();
-    uint32_t window = blockIdx.x / (unsigned int)w.heads;
-    if (window < w.count)
-        load_window<T, HEAD, false>(shared_address(shared), w, places, window, head);
-    cp_async_commit_group();
+    uint32_t window = begin_windows<T, HEAD, false>(bias, shared, places, w, head);
     for (int stage = 0; window < w.count; window += slots, stage ^= 1) {
-        if (w.count - window > slots)
-            load_window<T, HEAD, false>(shared_address(shared + (stage ^ 1) * 3 * Tile::SIZE), w, places,
-                                        window + slots, head);
-        cp_async_commit_group();
-        cp_async_wait_group<1>();
-        __syncthreads();
+        wait_for_window<T, HEAD, false>(shared, stage, places, w, window, slots, head);
         if (row < w.positions) {
             T *const tile = shared + stage * 3 * Tile::SIZE;
             const uint32_t query = shared_address(tile);
@@ -346,24 +363,10 @@ __global__ void __launch_bounds__(WINDOW_THREADS, HEAD <= 32 ? 3 : 2)
     const int pairs = (w.positions + 15) / 16;
     T *const shared = reinterpret_cast<T *>(window_shared);
     T *const weights = shared + 2 * 4 * Tile::SIZE, *const grads = weights + Tile::SCORES;
-    clear_tiles(window_shared, Tile::BACKWARD_BYTES);
-    find_places(places, w);
-    wait_for_predecessor();
-    release_successor();
     float bias[2 * WINDOW_PAIRS][4], grad_bias[2 * WINDOW_PAIRS][4] = {};
-    load_bias(bias, w, head);
-    __syncthreads();
-    uint32_t window = (uint32_t)slot;
-    if (window < w.count)
-        load_window<T, HEAD, true>(shared_address(shared), w, places, window, head);
-    cp_async_commit_group();
+    uint32_t window = begin_windows<T, HEAD, true>(bias, shared, places, w, head);
     for (int stage = 0; window < w.count; window += slots, stage ^= 1) {
-        if (w.count - window > slots)
-            load_window<T, HEAD, true>(shared_address(shared + (stage ^ 1) * 4 * Tile::SIZE), w, places, window + slots,
-                                       head);
-        cp_async_commit_group();
-        cp_async_wait_group<1>();
-        __syncthreads();
+        wait_for_window<T, HEAD, true>(shared, stage, places, w, window, slots, head);
         T *const tile = shared + stage * 4 * Tile::SIZE;
         const uint32_t query = shared_address(tile);
         const uint32_t key = query + Tile::SIZE * 2, value = key + Tile::SIZE * 2, grad = value + Tile::SIZE * 2;

@@ -1,56 +1,15 @@
-"""Which CUDA kernel takes a call, and why: the rows of an op's table of paths (cuda_ops/paths.h), in order, for forward
-and each gradient, with the file of the one that runs and its kernels' registers and shared memory.
+"""Which tables of paths an op's call asks: from the call's arguments to (product, rows)."""
 
-Nothing is computed, so that tensors may be on the meta device, and with --capability no GPU is needed.
-
-A call is the op's name with the sizes of its tensors, a dtype (float32, float64, bf16, fp16; tf32 is float32 where TF32
-is allowed; int32 and int64 behind sizes, of labels and indices), channels_last, and other arguments by name:
-
-  python -m cuda_ops explain "conv2d(64x32x14x14, 64x32x3x3, bf16, channels_last, padding=1)"
-  python -m cuda_ops explain "linear_relu(1024x3136:bf16, 128x3136:float32)" --capability 9.0
-"""
-
-import argparse
-import ast
 import dataclasses
-import inspect
 import math
 import os
-import re
 
 import torch
 from torch._prims_common import suggest_memory_format
-from torch.utils._pytree import tree_map_only
 
-from . import _library
-from ._errors import UserError
-from ._table import print_table
-from ._tf32 import tf32
-
-# Multiprocessors and bytes of shared memory a block, where only the capability is given: of a T4, A100, A40, L40 and
-# H200, and of a B200.
-ASSUMED = {
-    75: (40, 64 << 10),
-    80: (108, 163 << 10),
-    86: (84, 99 << 10),
-    89: (142, 99 << 10),
-    90: (132, 227 << 10),
-    100: (148, 227 << 10),
-}
-
-DTYPES = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "float64": torch.float64,
-    "fp64": torch.float64,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-}
-OF_INDICES = {"int32": torch.int32, "int64": torch.int64}  # of a tensor that says so by itself
+from .. import _library
+from .._errors import UserError
+from .explanation import Device, Path, Product
 
 # Ops whose products have one kernel each (in instances for dtypes and alignment): the file, and the kernels of forward
 # and backward, or the functors of elementwise_kernel.
@@ -101,69 +60,6 @@ ONE_KERNEL = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """The facts about a device that a choice depends on."""
-
-    capability: int  # 90 for 9.0
-    multiprocessors: int
-    shared_bytes: int
-
-    def __str__(self):
-        shared = f"{self.shared_bytes / 1024:.0f} KB of shared memory a block"
-        return f"capability {self.capability // 10}.{self.capability % 10}, {self.multiprocessors} SMs, {shared}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """A kernel's instances in the library, as they came out for this GPU: least and most."""
-
-    name: str
-    registers: tuple[int, int]
-    static_shared_bytes: tuple[int, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Path:
-    """A row of the table. `reason` says why it does not take the call, and is empty for the one that does and for those
-    after it that could."""
-
-    name: str
-    file: str
-    kernels: tuple[str, ...]
-    supports: bool
-    is_fast: bool
-    chosen: bool
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Product:
-    """Forward or a gradient: its table for the call."""
-
-    name: str
-    paths: tuple[Path, ...]
-    note: str = ""
-
-    @property
-    def chosen(self) -> Path | None:
-        return next((path for path in self.paths if path.chosen), None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    op: str
-    device: Device
-    products: tuple[Product, ...]
-    kernels: dict[str, Kernel]  # by name, of the paths that run; empty without a GPU
-
-    def __getitem__(self, name: str) -> Product:
-        return next(product for product in self.products if product.name == name)
-
-
-# ---- Ops: from a call's arguments to (product, rows) --------------------------------------------------------------
-
-
 def _dtype(tensor, lower=True):
     """The dtype that the op computes in: under CUDA's autocast its ops of lower precision cast."""
     casts = lower and tensor.dtype != torch.float64 and torch.is_autocast_enabled("cuda")
@@ -200,7 +96,7 @@ def _winograd_tile() -> int:
 
 
 def _conv2d(ask, a):
-    from .ops.conv2d import output_size
+    from ..ops.conv2d import output_size
 
     input, weight, stride, padding, dilation = _image_of(a, "conv2d")
     size = output_size(input.shape, weight.shape, stride, padding, dilation)
@@ -209,7 +105,7 @@ def _conv2d(ask, a):
 
 
 def _conv_bn_act(ask, a):
-    from .ops.conv2d import output_size
+    from ..ops.conv2d import output_size
 
     input, weight, stride, padding, dilation = _image_of(a, "conv_bn_act")
     size = output_size(input.shape, weight.shape, stride, padding, dilation)
@@ -218,7 +114,7 @@ def _conv_bn_act(ask, a):
 
 
 def _conv_transpose2d(ask, a):
-    from ._arguments import pair
+    from .._arguments import pair
 
     input, weight, stride, padding, dilation = _image_of(a, "conv_transpose2d")
     extra = pair("conv_transpose2d", "output_padding", a.get("output_padding", 0))
@@ -231,8 +127,8 @@ def _conv_transpose2d(ask, a):
 
 def _image_of(a, op):
     """Input and weight with a batch, and stride, the four paddings and dilation."""
-    from ._arguments import pair
-    from .ops.conv2d import _four_paddings
+    from .._arguments import pair
+    from ..ops.conv2d import _four_paddings
 
     input, weight = a["input"], a["weight"]
     if input.dim() == 3:
@@ -243,7 +139,7 @@ def _image_of(a, op):
 
 def _conv2d_products(ask, a, products, input, weight, read, written, stride, padding, dilation):
     """The rows of conv2d's passes, of a convolution that reads and writes images of these sizes."""
-    from .ops.conv2d import is_channels_last
+    from ..ops.conv2d import is_channels_last
 
     sizes = [read[0], a.get("groups", 1), *read[1:], weight.shape[0], *written[2:], *weight.shape[2:], *stride]
     sizes += [padding[0], padding[2], *dilation, _winograd_tile()]
@@ -279,7 +175,7 @@ def _of_rows(describe):
 
 
 def _conv_bn_relu_pool(ask, a):
-    from .ops.conv_bn_relu_pool import _geometry
+    from ..ops.conv_bn_relu_pool import _geometry
 
     if not a.get("training", True):
         yield from _conv2d(ask, a)
@@ -426,7 +322,7 @@ def _masked_softmax(ask, a):
 
 
 def _attention(ask, a):
-    from .ops.attention import _in_four_dimensions
+    from ..ops.attention import _in_four_dimensions
 
     op = "scaled_dot_product_attention"
     if "qkv" in a:
@@ -549,7 +445,7 @@ def _linear(ask, a):
 
 
 def _window_attention(ask, a):
-    from ._arguments import pair
+    from .._arguments import pair
 
     qkv, heads, grid = a["qkv"], a["num_heads"], bool(a.get("grid", False))
     window, shift = (pair("window_attention", name, a.get(name, 0)) for name in ("window_size", "shift_size"))
@@ -685,7 +581,7 @@ DESCRIBED = {
 }
 
 
-def _one_kernel(op):
+def one_kernel(op):
     file, forward, backward = ONE_KERNEL[op]
 
     def describe(ask, arguments):
@@ -696,7 +592,7 @@ def _one_kernel(op):
     return describe
 
 
-class _Ask:
+class Ask:
     """Asks the library's tables on one device."""
 
     def __init__(self, device: Device):
@@ -717,241 +613,3 @@ class _Ask:
     @staticmethod
     def single(product, file, *kernels):
         return Product(product, (Path("the only one", f"csrc/cuda/{file}", kernels, True, True, True, ""),))
-
-
-# ---- The answer ---------------------------------------------------------------------------------------------------
-
-
-def _device(capability, multiprocessors, shared_memory) -> Device:
-    if capability is None:
-        if not torch.cuda.is_available():
-            raise UserError("explain: there is no GPU here; say which one to assume by capability, such as 9.0")
-        p = torch.cuda.get_device_properties(torch.cuda.current_device())
-        facts = 10 * p.major + p.minor, p.multi_processor_count, p.shared_memory_per_block_optin
-    else:
-        try:
-            major, minor = str(capability).split(".")
-            number = 10 * int(major) + int(minor)
-        except ValueError:
-            raise UserError(f"explain: expected capability to be such as 9.0, got {capability!r}") from None
-        # Of one that is not listed, what the next lower one has.
-        known = max((n for n in ASSUMED if n <= number), default=min(ASSUMED))
-        facts = number, *ASSUMED[known]
-    return Device(facts[0], multiprocessors or facts[1], shared_memory or facts[2])
-
-
-def _kernels(products) -> dict[str, Kernel]:
-    """What the kernels of the paths that run took on this GPU; empty where that cannot be asked."""
-    wanted = {name for product in products if product.chosen for name in product.chosen.kernels}
-    if not torch.cuda.is_available():
-        return {}
-    from ._kernels import kernels
-
-    try:
-        rows = kernels(sorted(_library.FOLDER.glob("_ops*.so"))[0], torch.cuda.current_device())
-    except (ImportError, OSError, RuntimeError, ValueError):
-        return {}
-    found: dict[str, list] = {}
-    for row in rows:
-        for name in wanted.intersection(re.findall(r"\w+", row["name"])):
-            found.setdefault(name, []).append(row)
-
-    def span(rows, key):
-        return min(row[key] for row in rows), max(row[key] for row in rows)
-
-    return {
-        name: Kernel(name, span(rows, "registers"), span(rows, "static_shared_bytes")) for name, rows in found.items()
-    }
-
-
-def _op_of(function) -> str:
-    name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
-    if name not in DESCRIBED and name not in ONE_KERNEL:
-        known = ", ".join(sorted([*DESCRIBED, *ONE_KERNEL]))
-        raise UserError(f"explain: expected a function of cuda_ops.functional, one of {known}; got {name}")
-    return name
-
-
-def _check(op, function, args, kwargs):
-    """Raises what the call itself would of sizes that do not fit, for which any kernel would be named. A call of which
-    arguments were left out, or are None where they have no default, is not looked at, nor what fake kernels cannot
-    do."""
-    signature = inspect.signature(function)
-    try:
-        given = signature.bind(*args, **kwargs).arguments
-    except TypeError:
-        return
-    if any(
-        value is None and signature.parameters[name].default is inspect.Parameter.empty for name, value in given.items()
-    ):
-        return
-
-    def on_meta(value):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-
-    try:
-        with torch.no_grad():
-            args, kwargs = tree_map_only(torch.Tensor, on_meta, (args, kwargs))
-            function(*args, **kwargs)
-    except NotImplementedError:
-        return
-    except (AssertionError, IndexError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"explain: this call is an error: {error}") from None
-
-
-def explain(
-    function,
-    *args,
-    capability: str | float | None = None,
-    multiprocessors: int | None = None,
-    shared_memory: int | None = None,
-    show: bool = True,
-    **kwargs,
-) -> Explanation:
-    """Prints and returns which CUDA kernels take a call of a function of cuda_ops.functional, forward and for each
-    gradient, and why the others in the op's table of paths do not. Nothing is computed.
-
-    Args:
-        function: such as ``cuda_ops.functional.conv2d``, or its name.
-        args, kwargs: the call's arguments; those that the choice does not depend on may be left out. Only sizes, dtypes
-            and strides of tensors are looked at; all count as aligned to 16 bytes, and they may be on any device.
-        capability: compute capability of the GPU to assume, such as ``"9.0"``; default: the current GPU.
-        multiprocessors, shared_memory: how many SMs it has, and how many bytes a block may have; default: those of a
-            usual GPU of that capability.
-        show: whether to print.
-
-    Returns:
-        The tables: ``explanation["forward"].chosen.name``.
-
-    Raises:
-        UserError: there is no GPU and no capability is given, the function is not one of ours, or sizes do not fit.
-        NotImplementedError: the library was built without CUDA, and has no tables.
-
-    ``CUDA_OPS_<OP>_PATH`` in the environment and ``allow_tf32`` count as in the call itself.
-    """
-    op = _op_of(function)
-    if _library.problem is not None:
-        raise ImportError(_library.problem)
-    if not _library.has_cuda():
-        raise NotImplementedError("explain: this build of cuda_ops has no CUDA kernels, and so no tables of paths")
-    device = _device(capability, multiprocessors, shared_memory)
-    from . import functional
-
-    try:
-        arguments = inspect.signature(getattr(functional, op)).bind_partial(*args, **kwargs).arguments
-        _check(op, getattr(functional, op), args, kwargs)
-        products = tuple(DESCRIBED.get(op, ONE_KERNEL.get(op) and _one_kernel(op))(_Ask(device), arguments))
-    except KeyError as error:
-        raise UserError(f"explain: {op} needs the argument {error}") from None
-    explanation = Explanation(op, device, products, _kernels(products) if capability is None else {})
-    if show:
-        _show(explanation)
-    return explanation
-
-
-def _amount(span, unit=""):
-    return f"{span[0]}{unit}" if span[0] == span[1] else f"{span[0]} to {span[1]}{unit}"
-
-
-def _show(explanation: Explanation):
-    print(f"{explanation.op} on {explanation.device}")
-    for product in explanation.products:
-        title = f"{product.name} ({product.note})" if product.note else product.name
-        rows, styles = [], []
-        for path in product.paths:
-            verdict = "runs" if path.chosen else path.reason or "could, but a row before it does"
-            rows.append(["→" if path.chosen else "", path.name, verdict, path.file])
-            styles.append("bold green" if path.chosen else None if path.supports else "dim")
-        print_table(title, ["", "path", "", "file"], rows, styles)
-    for kernel in explanation.kernels.values():
-        shared = _amount(kernel.static_shared_bytes, " bytes of static shared memory")
-        print(f"{kernel.name}: {_amount(kernel.registers)} registers, {shared} (all its instances)")
-
-
-# ---- The command --------------------------------------------------------------------------------------------------
-
-
-def _split(text: str) -> list[str]:
-    """Splits at commas outside of brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _literal(text: str):
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
-
-
-def parse_call(text: str):
-    """Name, positional and named arguments of a call as the command takes it, with tensors on the meta device; and
-    whether TF32 is to be allowed."""
-    match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
-    if not match:
-        raise UserError(f"explain: expected a call such as 'relu(64x128, bf16)', got {text!r}")
-    op, parts = _op_of(match[1]), _split(match[2])
-    shape = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
-    default = next((part for part in parts if part in DTYPES), "float32")
-    last = "channels_last" in parts
-    args, kwargs = [], {}
-
-    def tensor(found):
-        dtypes = DTYPES | OF_INDICES
-        if found[2] is not None and found[2] not in dtypes:
-            raise UserError(f"explain: expected a dtype of {', '.join(dtypes)}, got {found[2]}")
-        made = torch.empty(
-            [int(size) for size in found[1].split("x")], dtype=dtypes[found[2] or default], device="meta"
-        )
-        return made.to(memory_format=torch.channels_last) if last and made.dim() == 4 else made
-
-    for part in parts:
-        name, equals, value = part.partition("=")
-        if part in DTYPES or part == "channels_last":
-            continue
-        if equals:
-            kwargs[name.strip()] = _literal(value.strip())
-        elif found := shape.fullmatch(part):
-            args.append(tensor(found))
-        elif part in ("None", "True", "False"):
-            args.append(_literal(part))
-        else:
-            raise UserError(f"explain: expected sizes such as 64x32x14x14, a dtype, or name=value; got {part!r}")
-    return op, args, kwargs, default == "tf32" or any(part.endswith(":tf32") for part in parts)
-
-
-def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("calls", nargs="+", metavar="call", help="such as 'conv2d(64x32x14x14, 64x32x3x3, bf16)'")
-    parser.add_argument(
-        "--capability", metavar="X.Y", help="compute capability of the GPU to assume, such as 9.0; default: this GPU's"
-    )
-    parser.add_argument(
-        "--multiprocessors", type=int, metavar="N", help="its number of SMs; default: usual for the capability"
-    )
-    parser.add_argument(
-        "--shared-memory", type=int, metavar="BYTES", help="what a block may have; default: usual for the capability"
-    )
-
-
-def main(args) -> int:
-    for call in args.calls:
-        op, positional, named, allowed = parse_call(call)
-        try:
-            with tf32(allowed):
-                explain(
-                    op,
-                    *positional,
-                    capability=args.capability,
-                    multiprocessors=args.multiprocessors,
-                    shared_memory=args.shared_memory,
-                    **named,
-                )
-        except (NotImplementedError, RuntimeError, TypeError, ImportError) as error:
-            raise UserError(str(error)) from None
-    return 0
