@@ -240,6 +240,8 @@ def _why_not(module) -> str | None:
         return "has a forward that was set on it"
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not module.eps > 0:
         return "eps is not above 0"
+    if isinstance(module, torch.nn.Embedding) and (module.max_norm is not None or module.sparse):
+        return "max_norm" if module.max_norm is not None else "sparse gradients"
     return None
 
 
