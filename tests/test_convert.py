@@ -323,12 +323,17 @@ def test_what_ours_do_not_take_is_pytorchs():
     assert type(model[0](tagged)) is Tagged
 
 
-@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}, {"max_norm": 0.5, "padding_idx": 1}])
-def test_embeddings_that_ours_refuse_are_pytorchs(options):
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}, {"max_norm": 0.5, "padding_idx": 1}], ids=str)
+def test_embeddings_that_ours_refuse_are_pytorchs(options, after):
     torch.manual_seed(0)
     native = nn.Embedding(5, 3, **options)
     ours = copy.deepcopy(native)
-    cuda_ops.convert(ours)
+    if after:
+        ours.max_norm, ours.sparse = None, False
+    (layer,) = cuda_ops.convert(ours).layers
+    assert layer.reason == (None if after else "max_norm" if "max_norm" in options else "sparse gradients")
+    ours.max_norm, ours.sparse = native.max_norm, native.sparse
     indices = torch.tensor([[4, 1], [0, 4]])
     for model in (ours, native):
         model(indices).square().sum().backward()

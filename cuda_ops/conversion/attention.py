@@ -180,9 +180,10 @@ def forget():
 
 
 def _names_of(function: FunctionType) -> _Names:
-    if function not in _names:
-        _names[function] = _Names(function)
-    return _names[function]
+    names = _names.get(function)
+    if names is None:  # not asked again, since another thread may forget it
+        names = _names[function] = _Names(function)
+    return names
 
 
 def _reached(function: FunctionType) -> list[FunctionType]:
@@ -200,9 +201,10 @@ def _leads_there(function) -> bool:
     """Whether a call of it may end in scaled_dot_product_attention."""
     if not _is_copied(function):
         return False
-    if function not in _leads:
-        _leads[function] = any(_names_of(other).replacements() for other in _reached(function))
-    return _leads[function]
+    leads = _leads.get(function)
+    if leads is None:
+        leads = _leads[function] = any(_names_of(other).replacements() for other in _reached(function))
+    return leads
 
 
 def _copy_of(function):

@@ -14,6 +14,7 @@ import gc
 import inspect
 import math
 import sys
+from threading import get_ident
 from types import FunctionType, ModuleType
 
 import torch
@@ -64,6 +65,19 @@ class _Shallow(Tracer):
     def __init__(self, inline: bool):
         super().__init__(autowrap_modules=())
         self.inlined: dict[str, type] | None = {} if inline else None
+        self.thread = get_ident()
+
+    # While it traces, these stand in for what modules do in all threads.
+
+    def call_module(self, module, forward, args, kwargs):
+        if get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        return super().call_module(module, forward, args, kwargs)
+
+    def getattr(self, attr, attr_val, parameter_proxy_cache):
+        if get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, module, name):
         known = type(module).__module__.startswith(("torch.", f"{__package__.partition('.')[0]}."))
@@ -225,10 +239,12 @@ class _Observation:
         self.trace, self.first = trace, first
 
     def __enter__(self):
-        trace, first = self.trace, self.first
+        trace, first, thread = self.trace, self.first, get_ident()
         running = False
 
         def read(module, name):
+            if get_ident() != thread:
+                return object.__getattribute__(module, name)
             try:
                 value = object.__getattribute__(module, name)
             except AttributeError:  # of a submodule, parameter or buffer, which __getattr__ will find

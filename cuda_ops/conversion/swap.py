@@ -2,6 +2,7 @@
 
 import contextlib
 import fnmatch
+import threading
 from collections.abc import Iterable
 
 import torch
@@ -93,6 +94,16 @@ def convert(
     only = None if only is None else _selection("only", only)
     exclude = _selection("exclude", exclude)
     report = Report(_kind(model))
+    with _one_at_a_time:
+        _convert(model, fuse, only, exclude, report)
+    return report
+
+
+# While they trace, torch.fx and straight.py put functions of theirs in the place of those that all modules have.
+_one_at_a_time = threading.RLock()
+
+
+def _convert(model, fuse, only, exclude, report: Report):
     forget()
     forget_steps()
     modules = []
@@ -110,7 +121,6 @@ def convert(
         if fuse and chosen:
             _fuse_blocks(module)
     forget()
-    return report
 
 
 def revert(model: torch.nn.Module) -> torch.nn.Module:
@@ -230,6 +240,8 @@ def _why_not(module) -> str | None:
         return "has a forward that was set on it"
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not module.eps > 0:
         return "eps is not above 0"
+    if isinstance(module, torch.nn.Embedding) and (module.max_norm is not None or module.sparse):
+        return "max_norm" if module.max_norm is not None else "sparse gradients"
     return None
 
 
