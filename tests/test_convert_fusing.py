@@ -708,3 +708,21 @@ def test_what_is_written_in_place_is_seen_by_all(forward):
         outputs = [model(x) for model, x in zip((ours, native), inputs, strict=True)]
     torch.testing.assert_close(*outputs)
     torch.testing.assert_close(*inputs)
+
+
+def test_statistics_of_a_norm_that_is_called_twice_go_by_the_order_of_its_calls():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.conv2, self.norm = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            y, z = self.conv1(x), self.conv2(x)
+            return F.relu(self.norm(z)) + F.relu(self.norm(y)), self.norm(x)
+
+    ours = Twice().double()
+    native = copy.deepcopy(ours)
+    assert cuda_ops.convert(ours).fusions
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), native(x))
+    torch.testing.assert_close(ours.state_dict(), native.state_dict())

@@ -131,6 +131,20 @@ class _Finder:
                 return True
         return False
 
+    def is_called_between(self, norm, *nodes) -> bool:
+        """Whether something between these nodes calls their norm too, whose running statistics go by the order of its
+        calls."""
+        nodes = {norm, *nodes}
+        met = 0
+        for node in self.graph.nodes:
+            if node in nodes:
+                met += 1
+                if met == len(nodes):
+                    break
+            elif met > 0 and node.op in ("call_module", "get_attr") and node.target == norm.target:
+                return True
+        return False
+
     def writes(self, node, read) -> bool:
         """Whether a node may write into its arguments: of modules that are no layers, of which nobody knows, where it
         takes one of `read`."""
@@ -172,6 +186,8 @@ class _Finder:
         conv = norm and self.before(norm, "c")
         if not conv or conv.op != "call_module" or norm.op != "call_module":
             return
+        if self.is_called_between(norm, conv, pool):
+            return
         if pool.op == "call_module" and not is_simple_window(self.module.get_submodule(pool.target)):
             return
         # Where the first of them is, here and below: what that reads may be written to before the last.
@@ -201,10 +217,10 @@ class _Finder:
                     break
         if norm is None or norm.op != "call_module":
             return
-        if residual is not None and self.crosses(norm, total, node):
+        if residual is not None and (self.crosses(norm, total, node) or self.is_called_between(norm, node)):
             return
         conv = self.before(norm, "c") if residual is None else None
-        folds = conv is not None and conv.op == "call_module"
+        folds = conv is not None and conv.op == "call_module" and not self.is_called_between(norm, conv)
         with self.graph.inserting_before(conv if folds else norm if residual is None else node):
             activation = self.layer(node) if node.op == "call_module" else ACTIVATIONS[letter]
             if folds:
@@ -220,7 +236,7 @@ class _Finder:
     def try_fold(self, norm):
         """A norm behind a convolution, and nothing behind it that goes with the two."""
         conv = self.before(norm, "c") if self.letter(norm) == "b" else None
-        if conv is None or conv.op != "call_module":
+        if conv is None or conv.op != "call_module" or self.is_called_between(norm, conv):
             return
         with self.graph.inserting_before(conv):
             new = self.call(norm, fusing.conv_bn_act, conv.args[0], self.layer(conv), self.layer(norm))
