@@ -651,3 +651,78 @@ def test_classes_that_hear_of_their_subclasses_hear_of_none_of_ours():
     cuda_ops.revert(ours)
     assert type(ours) is Model
     assert known == [("Model", "users")]
+
+
+def into_a_view(self, x):
+    y = self.conv(x)
+    y.view(-1)[:].add_(0.0)
+    z = y.flatten(1)
+    z += 1.0
+    return F.relu(self.norm(y))
+
+
+def into_the_input(self, x):
+    y = F.relu(self.norm(self.conv(x)))
+    x *= 2.0
+    return y + x
+
+
+def into_what_is_read_again(self, x):
+    y = self.conv(x)
+    z = y
+    z -= x
+    return F.relu(self.norm(y)) + z
+
+
+def into_another_dtype(self, x):
+    y = self.conv(x).to(torch.bfloat16)
+    y += x
+    return y, F.relu(self.norm(self.conv(x)))
+
+
+def between_sequences(self, x):
+    x = x * 1.0
+    y = self.first(x)
+    x += 1.0
+    return F.relu(self.norm(self.second(y))), x
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [into_a_view, into_the_input, into_what_is_read_again, into_another_dtype, between_sequences],
+    ids=lambda forward: forward.__name__,
+)
+def test_what_is_written_in_place_is_seen_by_all(forward):
+    """torch.fx takes `x += y` for `x = x + y`."""
+
+    def init(self):
+        nn.Module.__init__(self)
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        self.first, self.second = (nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(2))
+
+    ours = type("Model", (nn.Module,), {"__init__": init, "forward": forward})()
+    native = copy.deepcopy(ours)
+    assert cuda_ops.convert(ours).fusions
+    inputs = [torch.linspace(-1, 1, 54).view(2, 3, 3, 3) for _ in range(2)]
+    with torch.no_grad():
+        outputs = [model(x) for model, x in zip((ours, native), inputs, strict=True)]
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*inputs)
+
+
+def test_statistics_of_a_norm_that_is_called_twice_go_by_the_order_of_its_calls():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.conv2, self.norm = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            y, z = self.conv1(x), self.conv2(x)
+            return F.relu(self.norm(z)) + F.relu(self.norm(y)), self.norm(x)
+
+    ours = Twice().double()
+    native = copy.deepcopy(ours)
+    assert cuda_ops.convert(ours).fusions
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), native(x))
+    torch.testing.assert_close(ours.state_dict(), native.state_dict())

@@ -449,13 +449,15 @@ def residual_sum(input, residual):
     return input + residual
 
 
-def residual_sum_of_rows(branch: Tensor, residual: Tensor, depth) -> Tensor:
-    """depth(branch) + residual, in one pass where rows are dropped. depth: as of layer_scale_add."""
+def residual_sum_of_rows(branch: Tensor, residual: Tensor, depth, inplace: bool = False) -> Tensor:
+    """depth(branch) + residual, in one pass where rows are dropped. depth: as of layer_scale_add. `inplace`: whether
+    the sum was written into depth(branch), of which nobody else knows, and so has its dtype."""
     rows = _rows_kept(depth, branch)
-    if rows is not None and rows[0] is not None and _are_alike(branch, residual) and branch.dim() > 1:
+    fits = _is_like(residual, branch) if inplace else _are_alike(branch, residual)
+    if rows is not None and rows[0] is not None and fits and branch.dim() > 1:
         return functional.layer_scale_add(branch, residual, None, rows[0])
     branch = functional.stochastic_depth(branch, *depth) if type(depth) is tuple else depth(branch)
-    return residual_sum(branch, residual)
+    return branch.add_(residual) if inplace else residual_sum(branch, residual)
 
 
 def layer_scale_add(branch: Tensor, residual: Tensor, weight: Tensor, depth=None, inplace: bool = False) -> Tensor:

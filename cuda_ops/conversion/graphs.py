@@ -5,6 +5,7 @@ import operator
 
 import torch
 from torch.fx import Graph
+from torch.fx.graph import inplace_methods
 
 from . import fusing
 from .attention import NATIVE
@@ -41,6 +42,15 @@ def rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
         for node in list(graph.nodes):
             found.try_sequences(node)
     return found.gains
+
+
+IN_PLACE = {getattr(operator, name) for name in inplace_methods}
+
+
+def is_layer(module) -> bool:
+    """Whether a module is one of PyTorch's or torchvision's layers, or a container of them."""
+    kind = getattr(type(module), "cuda_ops_native", type(module))
+    return kind.__module__.startswith(("torch.nn.", "torchvision.ops."))
 
 
 class _Finder:
@@ -107,6 +117,67 @@ class _Finder:
         for node in reversed(nodes):
             self.graph.erase_node(node)
 
+    def crosses(self, *nodes) -> bool:
+        """Whether something between these nodes, which are to become one, may write into what they read."""
+        nodes = {node for node in nodes if node is not None}
+        read = {*nodes, *(argument for node in nodes for argument in node.all_input_nodes)}
+        met = 0
+        for node in self.graph.nodes:
+            if node in nodes:
+                met += 1
+                if met == len(nodes):
+                    break
+            elif met > 0 and self.writes(node, read):
+                return True
+        return False
+
+    def is_called_between(self, norm, *nodes) -> bool:
+        """Whether something between these nodes calls their norm too, whose running statistics go by the order of its
+        calls."""
+        nodes = {norm, *nodes}
+        met = 0
+        for node in self.graph.nodes:
+            if node in nodes:
+                met += 1
+                if met == len(nodes):
+                    break
+            elif met > 0 and node.op in ("call_module", "get_attr") and node.target == norm.target:
+                return True
+        return False
+
+    def writes(self, node, read) -> bool:
+        """Whether a node may write into its arguments: of modules that are no layers, of which nobody knows, where it
+        takes one of `read`."""
+        if node in self.done:
+            return False  # each writes into nothing but what it has made
+        if node.op == "call_module":
+            module = self.module.get_submodule(node.target)
+            if any(getattr(part, "inplace", False) for part in module.modules()):
+                return True
+            known = all(is_layer(part) for part in module.modules())
+            return not known and not read.isdisjoint(node.all_input_nodes)
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if node.op == "call_function":
+            by_argument = node.kwargs.get("inplace", False) is not False or any(each is True for each in node.args)
+            if by_argument or "out" in node.kwargs or node.target in IN_PLACE:
+                return True
+        elif node.op != "call_method":
+            return False
+        return name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+    def is_alone(self, node) -> bool:
+        """Whether a node has made its result itself, for one user, so that nobody else knows of it."""
+        if not isinstance(node, torch.fx.Node) or len(node.users) != 1:
+            return False
+        if node.op == "call_function" and node.target in (operator.add, operator.mul, torch.add, torch.mul):
+            return True
+        if node.op != "call_module":
+            return False
+        module = self.module.get_submodule(node.target)
+        while self.is_a_sequence(module) and module._modules:
+            module = list(module._modules.values())[-1]
+        return LETTER_OF.get(type(module), "-") in "cbln"
+
     def try_pool(self, pool):
         if self.letter(pool) != "p":
             return
@@ -114,6 +185,8 @@ class _Finder:
         norm = relu and self.before(relu, "b")
         conv = norm and self.before(norm, "c")
         if not conv or conv.op != "call_module" or norm.op != "call_module":
+            return
+        if self.is_called_between(norm, conv, pool):
             return
         if pool.op == "call_module" and not is_simple_window(self.module.get_submodule(pool.target)):
             return
@@ -144,8 +217,10 @@ class _Finder:
                     break
         if norm is None or norm.op != "call_module":
             return
+        if residual is not None and (self.crosses(norm, total, node) or self.is_called_between(norm, node)):
+            return
         conv = self.before(norm, "c") if residual is None else None
-        folds = conv is not None and conv.op == "call_module"
+        folds = conv is not None and conv.op == "call_module" and not self.is_called_between(norm, conv)
         with self.graph.inserting_before(conv if folds else norm if residual is None else node):
             activation = self.layer(node) if node.op == "call_module" else ACTIVATIONS[letter]
             if folds:
@@ -161,7 +236,7 @@ class _Finder:
     def try_fold(self, norm):
         """A norm behind a convolution, and nothing behind it that goes with the two."""
         conv = self.before(norm, "c") if self.letter(norm) == "b" else None
-        if conv is None or conv.op != "call_module":
+        if conv is None or conv.op != "call_module" or self.is_called_between(norm, conv):
             return
         with self.graph.inserting_before(conv):
             new = self.call(norm, fusing.conv_bn_act, conv.args[0], self.layer(conv), self.layer(norm))
@@ -192,6 +267,8 @@ class _Finder:
             if alone and len(activation.args) == 1 and not activation.kwargs.get("inplace"):
                 break
         else:
+            return
+        if self.crosses(activation, product):
             return
         if letter in GATES:
             function = "scale_channels"
@@ -249,6 +326,8 @@ class _Finder:
         function = fusing.add_layer_norm if self.letter(norm) == "n" else fusing.add_rms_norm
         if drop is not None and not self.stays(drop):
             drop = None
+        if self.crosses(drop, total, norm):
+            return
         with self.graph.inserting_before(total):
             source = drop.args[0] if drop is not None else input
             consumer = self.consumer(norm) if function is fusing.add_layer_norm else None
@@ -277,16 +356,22 @@ class _Finder:
         self.replace((norm,), new)
 
     def try_sum(self, total):
-        if total in self.done or not self.is_sum(total):
+        in_place = isinstance(total, torch.fx.Node) and total.target is operator.iadd
+        if total in self.done or not (in_place or self.is_sum(total)):
             return
-        for dropped, residual in (total.args, total.args[::-1]):
+        for dropped, residual in (total.args, total.args[::-1])[: 1 if in_place else 2]:
             depth = self.depth(dropped)
-            if depth is not None and dropped is not residual and len(dropped.users) == 1:
-                with self.graph.inserting_before(total):
-                    depth = self.layer(dropped) if dropped.op == "call_module" else depth
-                    new = self.call(total, fusing.residual_sum_of_rows, dropped.args[0], residual, depth)
-                self.replace((dropped, total), new)
-                return
+            if depth is None or dropped is residual or len(dropped.users) != 1 or self.crosses(dropped, total):
+                continue
+            if in_place and not (isinstance(residual, torch.fx.Node) and self.is_alone(dropped.args[0])):
+                continue
+            with self.graph.inserting_before(total):
+                depth = self.layer(dropped) if dropped.op == "call_module" else depth
+                new = self.call(total, fusing.residual_sum_of_rows, dropped.args[0], residual, depth, in_place)
+            self.replace((dropped, total), new)
+            return
+        if in_place:
+            return
         with self.graph.inserting_before(total):
             new = self.call(total, fusing.residual_sum, *total.args)
         self.replace((total,), new)
@@ -298,7 +383,7 @@ class _Finder:
             return
         while len(chain[-1].users) == 1 and self.is_sequence(next(iter(chain[-1].users))):
             chain.append(next(iter(chain[-1].users)))
-        if len(chain) > 1:
+        if len(chain) > 1 and not self.crosses(*chain):
             with self.graph.inserting_before(chain[-1]):
                 layers = [self.layer(each) for each in chain]
                 new = self.call(chain[-1], fusing.run_sequences, node.args[0], *layers)
@@ -307,7 +392,10 @@ class _Finder:
     def is_sequence(self, node) -> bool:
         if not isinstance(node, torch.fx.Node) or node.op != "call_module" or len(node.args) != 1 or node.kwargs:
             return False
-        module = self.module.get_submodule(node.target)
+        return self.is_a_sequence(self.module.get_submodule(node.target))
+
+    @staticmethod
+    def is_a_sequence(module) -> bool:
         forward = getattr(type(module), "forward", None)
         return forward in (torch.nn.Sequential.forward, fusing.run_sequence) and "forward" not in module.__dict__
 
@@ -336,6 +424,8 @@ class _Finder:
         else:
             return
         inplace = total.target is operator.iadd
+        if self.crosses(product, None if depth is None else scaled, total):
+            return
         with self.graph.inserting_before(total):
             of_depth = () if depth is None else (self.layer(scaled) if scaled.op == "call_module" else depth,)
             arguments = (branch, residual, weight, *(of_depth or (None,)), inplace)

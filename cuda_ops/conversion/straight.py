@@ -13,6 +13,7 @@ import dis
 import gc
 import inspect
 import math
+import operator
 import sys
 from threading import get_ident
 from types import FunctionType, ModuleType
@@ -20,6 +21,7 @@ from types import FunctionType, ModuleType
 import torch
 from torch import Tensor
 from torch.fx import Tracer
+from torch.fx.graph import inplace_methods
 
 from .._modules import unlike
 from .attention import is_users
@@ -57,6 +59,34 @@ class NotTraced(Exception):
     """Why a forward is left alone."""
 
 
+class _InPlace:
+    """`x += y` and its like as what they are: torch.fx takes them for `x = x + y`, of which nothing else that is `x`,
+    or a view of it, would know."""
+
+    def __getattr__(self, name):
+        return _Attribute(self, name)
+
+
+def _in_place(function):
+    def method(self, other):
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return method
+
+
+for _name in inplace_methods:
+    if _name != "setitem":
+        setattr(_InPlace, f"__{_name}__", _in_place(getattr(operator, _name)))
+
+
+class _Proxy(_InPlace, torch.fx.Proxy):
+    pass
+
+
+class _Attribute(_InPlace, torch.fx.proxy.Attribute):
+    pass
+
+
 class _Shallow(Tracer):
     """Every submodule is a call, but with `inline` those that are no more than a function."""
 
@@ -66,6 +96,9 @@ class _Shallow(Tracer):
         super().__init__(autowrap_modules=())
         self.inlined: dict[str, type] | None = {} if inline else None
         self.thread = get_ident()
+
+    def proxy(self, node):
+        return _Proxy(node, self)
 
     # While it traces, these stand in for what modules do in all threads.
 
