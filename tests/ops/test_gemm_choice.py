@@ -180,8 +180,8 @@ def test_wide_or_short_ones_do_not(call):
 
 
 # Products in 16 bits and the tile that was the fastest of all on an H200, where another was chosen that took 8 to 22 %
-# longer; and, on an H100, tiles in clusters of eight, which took 9.0 µs for 10.3, and gradients of weights of which three
-# or four blocks make a tile.
+# longer; and, on an H100, a tile in clusters of eight, which took 9.0 µs for 10.3, and gradients of weights of which
+# three or four blocks make a tile.
 TILES = {
     (1568, 512, 2048, "NT"): 24,
     (1024, 1024, 4096, "NN"): 18,
