@@ -80,8 +80,10 @@ def test_plans(tile, dtype):
             continue
         check(d, a, b, f"{(m, n, k)} {ta} {tb} splits {splits} swapped {swapped}")
         ran += 1
-    # Of 16 bits, 22 makes D^T alone, of rows that TMA can write; 23 and 24 are for one order of the four.
-    assert ran >= {22: 0, 23: 10, 24: 10}.get(tile if dtype != torch.float32 else None, 20)
+    # Of 16 bits, 22 makes D^T alone, of rows that TMA can write; 23, 25 and 26 are for one order of the four, the last
+    # two with k whole. TF32's 6 is for operands as no copy is.
+    fewer = {6: 0} if dtype == torch.float32 else {22: 0, 23: 10, 25: 5, 26: 5}
+    assert ran >= fewer.get(tile, 20)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -163,7 +165,7 @@ def test_gradients_of_linear_relu(dtype):
         check(grad_bias[None], ones, masked, f"grad_bias {shift}")
 
 
-@pytest.mark.parametrize("tile", TF32_TILES)
+@pytest.mark.parametrize("tile", [tile for tile in TF32_TILES if tile != 6])  # for operands as no copy is
 def test_tf32_by_a_copy_of_what_is_not_k_major(tile):
     """Rows that TMA can read, either operand the shorter one, batches that share it. The longer one is not copied, nor
     are both."""

@@ -121,13 +121,14 @@ def test_storage_orders(name, dtype):
 # kernel adds, and the one of them that computes D or D transposed; those of rung 14, with A and B exchanged or not, and
 # with k split over the blocks of a cluster; rung 15 on the tensor cores, with k whole and split likewise.
 PLANS = [(13, tile, splits, swapped) for tile in range(8) for splits in (1, 3) for swapped in range(1 + (tile == 4))]
-# Those without gelu, of 16 bits; the last two are in clusters of eight, for A stored k x m and B k x n.
+# Those without gelu, of 16 bits; the last two are in clusters of eight, 23 for A stored k x m and B k x n alone.
 PLANS += [(13, tile, splits, 0) for tile in (10, 11, 13, 15, 23, 24) for splits in (1, 3)]
 # Those that make D transposed too, as rows of D by TMA.
 EITHER = [(13, tile, 1, 1) for tile in (0, 2, 3, 22)]
 PLANS += EITHER
-# Those that two blocks make together.
+# Those that two blocks make together, and three, and four.
 PAIRS = [(13, tile, 1, swapped) for tile in (16, 17, 18, 19, 21) for swapped in range(1 + (tile != 18))]
+PAIRS += [(13, tile, 1, 0) for tile in (25, 26)]
 PLANS += PAIRS
 PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
 PLANS += [(15, 0, splits, 0) for splits in (1, 4, 8)]

@@ -9,7 +9,7 @@ import torch
 from cuda_ops import functional as F
 from cuda_ops._library import ops
 
-UNALIGNED, TILES = 19, 2  # the path's number, and its tiles
+UNALIGNED, TILES = 19, 3  # the path's number, and its tiles
 ORDERS = list(itertools.product([False, True], repeat=2))
 DTYPES = [torch.float16, torch.bfloat16]
 

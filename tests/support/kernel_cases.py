@@ -216,7 +216,7 @@ def run_plans():
 
     plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]
     plans += [(13, tile, splits, 0) for tile in range(10, 16) for splits in (1, 2)]  # without gelu
-    plans += [(13, tile, 1, 0) for tile in range(16, 22)]  # two blocks to a tile, in a cluster
+    plans += [(13, tile, 1, 0) for tile in (*range(16, 22), 25, 26)]  # two to four blocks to a tile, in a cluster
     plans += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)]
     for plan, dtype in itertools.product(plans, [torch.float32, torch.float16, torch.bfloat16]):
         a, b = (torch.randn(lines, 200, device="cuda").to(dtype) for lines in (72, 136))

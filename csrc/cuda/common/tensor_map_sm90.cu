@@ -72,10 +72,14 @@ bool make_map(CUtensorMap *map, const void *matrix, cuda_ops_dtype dtype, bool r
                                    (cuuint64_t)((stride == 0 ? pitch : stride) * element_size)};
     const cuuint32_t box[3] = {(cuuint32_t)box_inner, (cuuint32_t)box_outer, 1};
     const cuuint32_t steps[3] = {1, 1, 1};
+    // Where rows begin within a sector, a row of a box lies in two lines, and what is asked of the L2 beside each of them
+    // takes up to a quarter of TMA's time.
+    const bool within_sectors = ((uintptr_t)matrix | (uintptr_t)(pitch * element_size)) % 32 != 0;
     return encodes(encode_tiled, map, type_of(dtype, round_to_tf32), 3, const_cast<void *>(matrix), sizes, pitches, box,
                    steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                    box_inner * element_size == SWIZZLE_ROW ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                   within_sectors ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 // A stride as TMA is told it. That of a dimension of one is never taken, but has to be a valid one.

@@ -83,9 +83,15 @@ static const int PREFERENCE[] = {GEMM_SM90, GEMM_MMA, GEMM_SIMT};
 // but never faster than its bytes can be moved. The model is within some 5 % of the measured time where D has many
 // tiles.
 static constexpr double BYTES_RATE = 4.9e6; // a microsecond
-// And where a small D is summed over many rows of both operands, which are short.
-static constexpr double NARROW_BYTES_RATE = 3.3e6;
+// And where a small D is summed over many rows of both operands, which are short; and how many times as long TF32's tile
+// that shares nothing takes there, if it has several columns of tiles, which read the same rows at different times.
+static constexpr double NARROW_BYTES_RATE = 3.3e6, READS_BY_ITSELF = 1.19;
+static constexpr int TF32_BY_ITSELF = 4, TF32_SIDE_BY_SIDE = 6;
 static constexpr int64_t LONG_K = 8192, FEW_SUMS = 65536;
+static bool sums_many_rows(const cuda_ops_gemm_problem &p)
+{
+    return p.transpose_a && !p.transpose_b && p.k >= LONG_K && p.batch * p.m * p.n <= FEW_SUMS;
+}
 // Of the splits' partial sums, written and read again; they stay in the L2 cache as a rule.
 static constexpr double PARTIAL_BYTES_RATE = 3.74e6, FLOAT64_PARTIAL_BYTES_RATE = 3e6;
 // The kernel that adds the splits waits for memory once for as many of them as it has in flight.
@@ -108,12 +114,35 @@ static int more_splits(int path, int splits)
     return splits_in_clusters(path) ? 2 * splits : splits + 1 + splits / 16;
 }
 
-// Two blocks make one of sm90's 16-bit tiles from the first to the last of these, each with half of k.
-static constexpr int FIRST_PAIR = 16, LAST_PAIR = 21;
+// Two blocks make one of sm90's 16-bit tiles from the first to the last of these, each with half of k; three make the
+// next, and four the one after.
+static constexpr int FIRST_PAIR = 16, LAST_PAIR = 21, OF_THREE = 25, OF_FOUR = 26;
+
+// The blocks that make a tile together.
+static int blocks_of_tile(const GemmTime &t, const cuda_ops_gemm_problem &p)
+{
+    if (t.path != GEMM_SM90 || p.dtype == CUDA_OPS_FLOAT32)
+        return 1;
+    return t.tile >= FIRST_PAIR && t.tile <= LAST_PAIR ? 2 : t.tile == OF_THREE ? 3 : t.tile == OF_FOUR ? 4 : 1;
+}
 
 static bool is_pair(const GemmTime &t, const cuda_ops_gemm_problem &p)
 {
-    return t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.tile >= FIRST_PAIR && t.tile <= LAST_PAIR;
+    return blocks_of_tile(t, p) > 1;
+}
+
+// Tiles for a D of few of them, whose times do not hold for more than one wave: those that three or four blocks make, and
+// those in clusters of eight.
+static bool is_for_few(const GemmTime &t, const cuda_ops_gemm_problem &p)
+{
+    return blocks_of_tile(t, p) > 2 ||
+           (t.path == GEMM_SM90 && p.dtype != CUDA_OPS_FLOAT32 && t.cluster_m * t.cluster_n > 2);
+}
+
+// A pair's rows in the table are half of its tile's.
+static int64_t rows_of_tile(const GemmTime &t, const cuda_ops_gemm_problem &p)
+{
+    return blocks_of_tile(t, p) == 2 ? 2 * t.m : t.m;
 }
 
 // sm90's 16-bit tile of 128 x 192 with gelu and its preactivation kept is a kernel of its own (gemm/sm90/gelu.cuh).
@@ -135,10 +164,11 @@ static int64_t clusters_of_lines(int64_t lines, int64_t tiles)
 // The clusters that make a product; m and n as the kernel sees them. gelu's kernel leaves half of the last ones idle.
 static int64_t clusters_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n)
 {
+    if (is_pair(t, p))
+        return ceil_div(m, rows_of_tile(t, p)) * ceil_div(n, t.n) * p.batch;
     const int64_t rows = ceil_div(m, t.m), columns = ceil_div(n, t.n);
     int64_t clusters = ceil_div(rows, t.cluster_m) * ceil_div(columns, t.cluster_n);
-    if ((t.path == GEMM_SM90 || t.path == GEMM_SM90_3XTF32) && t.cluster_m * t.cluster_n == 2 && !is_pair(t, p) &&
-        !is_gelu_kernel(t, p))
+    if ((t.path == GEMM_SM90 || t.path == GEMM_SM90_3XTF32) && t.cluster_m * t.cluster_n == 2 && !is_gelu_kernel(t, p))
         clusters = t.cluster_m == 2 ? clusters_of_lines(rows, columns) : clusters_of_lines(columns, rows);
     return clusters * p.batch;
 }
@@ -147,7 +177,9 @@ static int64_t clusters_of(const GemmTime &t, const cuda_ops_gemm_problem &p, in
 static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                         GemmDevice device)
 {
-    const int64_t room = clusters_at_once(device.multiprocessors * t.blocks, t.cluster_m * t.cluster_n);
+    // Of clusters of three 39 fit an H100 or H200, one less than clusters_at_once says.
+    const int64_t room = clusters_at_once(device.multiprocessors * t.blocks, t.cluster_m * t.cluster_n) -
+                         (t.cluster_m * t.cluster_n == 3);
     return ceil_div(clusters_of(t, p, m, n) * splits, room);
 }
 
@@ -270,7 +302,7 @@ static double rest_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t
 
 // What an SM takes to load 128 bytes of an operand's row, from the L2 cache, by what its rows are multiples of: whole
 // lines, or pieces that lie in two lines, or begin within a sector.
-static constexpr double LINE_ROW = 1.34, HALF_LINE_ROW = 1.67, SECTOR_ROW = 1.85, OTHER_ROW = 2.55; // nanoseconds
+static constexpr double LINE_ROW = 1.34, HALF_LINE_ROW = 1.67, SECTOR_ROW = 1.85, OTHER_ROW = 2.43; // nanoseconds
 
 static double row_nanoseconds(int64_t pitch)
 {
@@ -327,13 +359,13 @@ static double sum_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t 
     if ((t.path != GEMM_SM90 && t.path != GEMM_SM90_SKINNY) || (a % 128 == 0 && b % 128 == 0))
         return sum;
     const bool pair = is_pair(t, p);
-    const int64_t rows = pair ? 2 * t.m : t.m;
+    const int64_t rows = rows_of_tile(t, p);
     const bool a_along_k = transposed ? p.transpose_b : !p.transpose_a;
     const bool b_along_k = transposed ? !p.transpose_a : p.transpose_b;
     // A single line of tiles leaves the blocks of a cluster nothing to share.
     const double a_rows = rows_loaded(m, rows, a_along_k, a, size) / (pair || n <= t.n ? 1 : t.cluster_n);
     const double b_rows = rows_loaded(n, t.n, b_along_k, b, size) / (pair || m <= t.m ? 1 : t.cluster_m);
-    const double stages = 1024.0 * (double)size / 128 / (pair ? 2 : 1);
+    const double stages = 1024.0 * (double)size / 128 / blocks_of_tile(t, p);
     const double loads = stages * t.blocks * (a_rows * row_nanoseconds(a) + b_rows * row_nanoseconds(b)) / 1000;
     return loads > sum ? loads : sum;
 }
@@ -359,24 +391,54 @@ static double bytes_read_again(const GemmTime &t, const cuda_ops_gemm_problem &p
     return lines > 1 && lines % 2 == 1 && bytes > LARGE_OPERAND ? (double)bytes : 0;
 }
 
+// A D of few rows or columns in one wave of sm90's tiles in 16 bits waits for the long operand to come from device memory: longer
+// where several clusters ask for the same of it, and so at once.
+static constexpr int64_t FEW_LINES = 256, LONG_OPERAND = 8 << 20;
+static constexpr double ASKED_TWICE_RATE = 9e6; // bytes a microsecond
+
+static double asked_twice_microseconds(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n,
+                                       double waves)
+{
+    const bool sums_over_rows = p.transpose_a && !p.transpose_b;
+    if (t.path != GEMM_SM90 || p.dtype == CUDA_OPS_FLOAT32 || sums_over_rows || is_pair(t, p) || p.batch > 1 ||
+        waves > 1 || (m < n ? m : n) > FEW_LINES)
+        return 0;
+    const int64_t bytes = (m < n ? n : m) * p.k * dtype_size(p.dtype);
+    const bool again = m < n ? m > t.m * t.cluster_m : n > t.n * t.cluster_n;
+    return again && bytes > LONG_OPERAND ? (double)bytes / ASKED_TWICE_RATE : 0;
+}
+
+// mma in 16 bits cuts vectors out of the two around them where rows are no whole vectors.
+static constexpr double MMA_AROUND = 1.4;
+// direct on the tensor cores keeps too little of memory under way for many bytes.
+static constexpr double DIRECT_BYTES_RATE = 2.3e6;
+static constexpr int64_t MANY_BYTES = 24 << 20;
+
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                        bool transposed, GemmDevice device)
 {
     const double bytes = (double)dtype_size(p.dtype) *
                          ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
                           (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
-    const bool narrow = p.transpose_a && !p.transpose_b && p.k >= LONG_K && p.batch * p.m * p.n <= FEW_SUMS;
-    const double copying = (bytes + bytes_read_again(t, p, m, n)) / (narrow ? NARROW_BYTES_RATE : BYTES_RATE);
+    const bool narrow = sums_many_rows(p);
+    const bool by_itself =
+        narrow && t.path == GEMM_SM90 && p.dtype == CUDA_OPS_FLOAT32 && t.tile == TF32_BY_ITSELF && n > t.n;
+    const bool steps = has_model_of_steps(t, p), cores = steps && gemm_direct_uses_cores(p, device);
+    const bool slowly = steps && !cores && bytes > MANY_BYTES;
+    const double rate = slowly ? DIRECT_BYTES_RATE : narrow ? NARROW_BYTES_RATE : BYTES_RATE;
+    const double copying = (bytes + bytes_read_again(t, p, m, n)) / rate * (by_itself ? READS_BY_ITSELF : 1);
     const int64_t sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
     const double partial_rate = p.dtype == CUDA_OPS_FLOAT64 ? FLOAT64_PARTIAL_BYTES_RATE : PARTIAL_BYTES_RATE;
     const bool splits_last_wave = t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && t.tile == 0 && splits == 1;
     const double waves =
         splits_last_wave ? gemm_mma_float64_waves(p, device) : (double)waves_of(t, p, m, n, splits, device);
-    const bool steps = has_model_of_steps(t, p);
-    double time =
-        steps ? direct_microseconds(t, p, splits, device)
-              : waves * (sum_of(t, p, m, n, transposed) * (double)whole_stages(t, p, ceil_div(p.k, splits)) / 1024 +
-                         rest_of(t, p, m, n));
+    const bool around = t.path == GEMM_MMA && dtype_size(p.dtype) == 2 && (p.lda % 8 != 0 || p.ldb % 8 != 0);
+    double time = steps
+                      ? direct_microseconds(t, p, splits, device)
+                      : waves *
+                            (sum_of(t, p, m, n, transposed) * (double)whole_stages(t, p, ceil_div(p.k, splits)) / 1024 +
+                             rest_of(t, p, m, n)) *
+                            (around ? MMA_AROUND : 1);
     if (t.path == GEMM_SM90_SKINNY)
         time += SKINNY_BLOCK * (double)(ceil_div(m, t.m) * ceil_div(n, t.n) * p.batch * splits);
     if (splits > 1 && !steps) // partial sums go from block to block, or through device memory
@@ -385,11 +447,11 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
                     ? t.split * (double)(splits - 1)
                     : t.split + (double)(2 * sum_size * splits * p.batch * m * n) / partial_rate +
                           ADDING_ROUND * (double)((splits - 1) / gemm_splits_in_flight(p, splits));
+    time += asked_twice_microseconds(t, p, m, n, waves);
     // The shorter of the two is not hidden altogether; adding a part of it also orders the tiles where bytes decide.
     const double both = time > copying ? time + NOT_HIDDEN * copying : copying + NOT_HIDDEN * time;
     if (!steps && !stores_tiles(t, p))
         return t.start + both;
-    const bool cores = steps && gemm_direct_uses_cores(p, device);
     const double shows = copying * (cores   ? DIRECT_CORES_NOT_OVERLAPPED
                                     : steps ? DIRECT_NOT_OVERLAPPED
                                             : NOT_OVERLAPPED);
@@ -450,6 +512,8 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
     case GEMM_MMA: // float64's small tiles are Hopper's
         return !swapped && (t.tile == 0 || device.capability >= 90);
     case GEMM_SM90: // 128 x 80 makes one tile a block: for a D that is one wave of it
+        if (p.dtype == CUDA_OPS_FLOAT32 && t.tile == TF32_SIDE_BY_SIDE && !sums_many_rows(p))
+            return false;
         return gemm_sm90_takes(p, t.tile, swapped) &&
                (t.n != 80 || clusters_of(t, p, swapped ? p.n : p.m, swapped ? p.m : p.n) * 2 <= device.multiprocessors);
     case GEMM_SM90_SKINNY:
@@ -494,7 +558,7 @@ static GemmPlan fastest_plan(const GemmTime (&times)[COUNT], const GemmCall &cal
                 if (splits > 1 && ((t.path == GEMM_SM90 && !gemm_sm90_splits(p, t.tile, swapped)) ||
                                    !is_worth_splitting(t, p, m, n, splits, device)))
                     break;
-                if (waves_of(t, p, m, n, splits, device) > 1 && is_for_one_wave(times, t))
+                if (waves_of(t, p, m, n, splits, device) > 1 && (is_for_one_wave(times, t) || is_for_few(t, p)))
                     break;
                 const double time = estimate(t, p, m, n, splits, transposed, device) *
                                     (reads_narrow_rows(t, p, swapped)           ? NARROW

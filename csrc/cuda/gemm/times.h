@@ -3,8 +3,8 @@
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
 // path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct, 18 sm90_3xtf32). m x n: the
 // tile; cluster: its blocks, along m and n (sm90's 16-bit tiles from 16 to 21 are of 128 rows, the last of 192, which two
-// blocks make together, each with half of k: two of 64 or 96). blocks: that share an SM; sm90_skinny, sm90's tiles for
-// batches and mma's small float64 tiles have rows for one and several. splits: the most splits of k, and `split` what
+// blocks make together, each with half of k: two of 64 or 96; three and four make 25 and 26). blocks: that share an SM;
+// sm90_skinny, sm90's tiles for batches and mma's small float64 tiles have rows for one and several. splits: the most splits of k, and `split` what
 // they cost: sm90's beside the bytes of the partial sums, float64's direct for each split but the first, sm90_skinny's
 // and direct's others for each doubling.
 // Fitted to the times of random products instead, of late on an H100 (benchmarks/notes/gemm.md; 128 x 128 side by side,
@@ -42,6 +42,8 @@ static const GemmTime HALVES_TIMES[] = {
     { 13,  22, 128, 160,   2,   1,   1,   1,  2.38,  5.37,  0.95,  0.00},
     { 13,  23,  64,  64,   2,   4,   1, 128,  2.11,  1.97,  0.58,  1.94},
     { 13,  24, 128,  64,   2,   4,   1, 128,  1.87,  2.57,  0.82,  1.84},
+    { 13,  25, 128, 128,   3,   1,   1,   1,  0.83,  1.27,  2.75,  0.00},
+    { 13,  26, 128, 128,   4,   1,   1,   1,  0.93,  0.96,  3.23,  0.00},
     { 14,   0,  64,  16,   1,   1,   1,   4,  0.65,  1.74,  0.27,  0.17},
     { 14,   0,  64,  16,   1,   1,   2,   2,  0.68,  2.59,  0.33,  0.34},
     { 14,   1,  64,  32,   1,   1,   1,   4,  0.80,  2.18,  0.34,  0.34},
@@ -74,6 +76,8 @@ static const GemmTime HALVES_LONG_TIMES[] = {
     { 13,  22, 128, 160,   2,   1,   1,   1,  2.50,  6.33,  0.80,  0.00},
     { 13,  23,  64,  64,   2,   4,   1, 128,  1.98,  2.18,  0.57,  1.67},
     { 13,  24, 128,  64,   2,   4,   1, 128,  2.18,  2.85,  0.87,  1.79},
+    { 13,  25, 128, 128,   3,   1,   1,   1,  0.90,  1.94,  2.98,  0.00},
+    { 13,  26, 128, 128,   4,   1,   1,   1,  1.00,  1.55,  3.68,  0.00},
     { 14,   0,  64,  16,   1,   1,   1,   4,  0.87,  1.91,  0.33,  0.22},
     { 14,   0,  64,  16,   1,   1,   2,   2,  1.01,  2.62,  0.41,  0.34},
     { 14,   1,  64,  32,   1,   1,   1,   4,  0.89,  2.09,  0.48,  0.42},
@@ -115,12 +119,13 @@ static const GemmTime TF32_TIMES[] = {
 };
 // TF32 where A is stored k x m and B k x n: tiles 0 to 2 copy one of them.
 static const GemmTime TF32_TN_TIMES[] = {
-    { 13,   0, 128, 256,   2,   1,   1, 128,  1.95, 20.26,  4.27,  1.04},
-    { 13,   1, 128, 128,   2,   1,   1, 128,  4.64, 14.45,  0.71,  1.21},
-    { 13,   2, 128,  64,   2,   1,   1, 128,  1.80,  9.03,  1.97,  1.20},
-    { 13,   4, 128,  64,   1,   1,   1, 264,  1.46, 13.98,  1.40,  1.48},
-    { 13,   4, 128,  64,   1,   1,   2, 264,  1.60, 17.99,  1.95,  0.96},
-    { 15,   0,  16,  16,   1,   1,   4,   8,  0.78,  7.01,  0.00,  0.18},
+    { 13,   0, 128, 256,   2,   1,   1, 128,  1.97, 21.41,  4.36,  1.04},
+    { 13,   1, 128, 128,   2,   1,   1, 128,  4.64, 14.79,  0.71,  1.21},
+    { 13,   2, 128,  64,   2,   1,   1, 128,  1.83,  9.69,  2.01,  1.20},
+    { 13,   4, 128,  64,   1,   1,   1, 264,  1.45, 13.48,  1.39,  1.53},
+    { 13,   4, 128,  64,   1,   1,   2, 264,  1.58, 16.69,  1.88,  0.96},
+    { 13,   6, 128,  64,   1,   2,   2, 264,  0.96, 21.26,  1.05,  0.65},
+    { 15,   0,  16,  16,   1,   1,   4,   8,  0.75,  6.43,  0.00,  0.18},
     { 11,   0, 128, 128,   1,   1,   2,  32,  5.75, 96.02,  8.71,  8.00},
 };
 // The CUDA cores: direct (simt has a model of its own), and in float64 mma too.

@@ -114,7 +114,9 @@ static NarrowOuter outer_of(const GemmCall &call)
     work.relu = p.activation == CUDA_OPS_GEMM_RELU;
     work.bias_is_float = p.bias_dtype == CUDA_OPS_FLOAT32;
     work.fours = p.n % 4 == 0 && p.ldd % 4 == 0 && is_aligned_16(call.d);
-    work.fours_b = !p.transpose_b && !p.unaligned_b && p.n % 4 == 0 && p.ldb % 4 == 0 && is_aligned_16(call.b);
+    const bool fours = !p.unaligned_b && p.ldb % 4 == 0 && is_aligned_16(call.b);
+    work.fours_b = fours && !p.transpose_b && p.n % 4 == 0;
+    work.fours_b_k = fours && p.transpose_b && p.k % 4 == 0;
     return work;
 }
 
@@ -208,8 +210,11 @@ struct OuterTimes {
     double start, k, bytes_rate;
 };
 static constexpr OuterTimes OUTER_16 = {2.6, 0.45, 2.95e6}, OUTER_32 = {1.9, 0.12, 3.4e6};
-// Microseconds for a million of float32's products that a B stored n x k takes longer: its columns are not side by side.
-static constexpr double OUTER_TURNED = 0.2;
+// In 16 bits how many times as long D's bytes take where a row is that of several blocks.
+static constexpr double OUTER_LONG_ROWS = 1.3;
+// Microseconds for each of k that float32's B takes longer stored n x k: its columns are not side by side. And how many
+// times as long D's bytes take in 16 bits where its rows begin within sectors.
+static constexpr double OUTER_TURNED = 0.2, OUTER_WITHIN_SECTORS = 1.7;
 static constexpr double OUTER_INSTRUCTIONS = 16,
                         OUTER_RATE = 3500; // of a warp, on each multiprocessor in a microsecond
 
@@ -217,12 +222,14 @@ static double outer_microseconds(const cuda_ops_gemm_problem &p, GemmDevice devi
 {
     const OuterTimes &t = p.dtype == CUDA_OPS_FLOAT32 ? OUTER_32 : OUTER_16;
     const double k = p.k <= 2 ? 2 : p.k <= 4 ? 4 : p.k <= 8 ? 8 : 16;
-    const double bytes = (double)(dtype_size(p.dtype) * (p.m * p.k + p.k * p.n + p.m * p.n)) / t.bytes_rate;
+    const bool halves = p.dtype != CUDA_OPS_FLOAT32;
+    const double bytes = (double)(dtype_size(p.dtype) * (p.m * p.k + p.k * p.n + p.m * p.n)) / t.bytes_rate *
+                         (halves && p.n > OUTER_BLOCK_COLUMNS ? OUTER_LONG_ROWS : 1) *
+                         (halves && p.ldd * 2 % 32 != 0 ? OUTER_WITHIN_SECTORS : 1);
     const double instructions = (double)p.m * (double)p.n / (4 * WARP_SIZE) * (4 * k + OUTER_INSTRUCTIONS) /
                                 (OUTER_RATE * device.multiprocessors);
-    const double turned = p.transpose_b && p.dtype == CUDA_OPS_FLOAT32 ? OUTER_TURNED : 0;
-    return t.start + t.k * k + turned * (double)p.m * (double)p.n * k / 1e6 +
-           (bytes > instructions ? bytes : instructions);
+    const double turned = p.transpose_b && !halves ? OUTER_TURNED : 0;
+    return t.start + (t.k + turned) * k + (bytes > instructions ? bytes : instructions);
 }
 
 double gemm_narrow_microseconds(const cuda_ops_gemm_problem &p, GemmDevice device)

@@ -23,6 +23,7 @@ struct NarrowRows {
 // D (m x n) of A and B with a short k, in any storage order: the distances of elements along m, k and n. In 16 bits the
 // tensor cores are faster from 5 of k on.
 static constexpr int NARROW_SHORT_K = 16, NARROW_SHORT_K_OF_HALVES = 4;
+static constexpr int OUTER_BLOCK_COLUMNS = 1024;
 struct NarrowOuter {
     const void *a, *b, *bias;
     void *d;
@@ -30,7 +31,8 @@ struct NarrowOuter {
     int k, relu, bias_is_float;
     int fours; // four neighbours of a row of D may be written at once
     float alpha;
-    int fours_b;       // and of a row of B be read
+    int fours_b;       // and of a row of B be read, along n
+    int fours_b_k;     // or along k
     int lanes, across; // threads along a row of D, and blocks
     int rows;          // that a block has at once
 };

@@ -10,6 +10,7 @@
 #include "gemm/narrow/narrow.h"
 
 static constexpr int OUTER_THREADS = 256, OUTER_ROWS = 32, OUTER_COLUMNS = 4; // of a block, at most, and of a thread
+static_assert(OUTER_THREADS * OUTER_COLUMNS == OUTER_BLOCK_COLUMNS, "what a block has of a row");
 
 // K: k, rounded up; beyond k are zeros.
 template <typename T, int K>
@@ -32,6 +33,18 @@ __global__ void __launch_bounds__(OUTER_THREADS, 2) gemm_narrow_outer_kernel(con
             for (int e = 0; e < OUTER_COLUMNS; e++)
                 b[k][e] = load_as_accumulate(four.element[e]);
         }
+    } else if (K % 4 == 0 && work.fours_b_k) {
+#pragma unroll
+        for (int e = 0; e < OUTER_COLUMNS; e++)
+#pragma unroll
+            for (int k = 0; k + 4 <= K; k += 4) {
+                aligned_vector<T, 4> four = {};
+                if (column + e < work.n && k < work.k)
+                    four = *(const aligned_vector<T, 4> *)((const T *)work.b + (column + e) * work.b_n + k);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    b[k + i][e] = load_as_accumulate(four.element[i]);
+            }
     } else {
 #pragma unroll
         for (int e = 0; e < OUTER_COLUMNS; e++)
@@ -92,13 +105,9 @@ __global__ void __launch_bounds__(OUTER_THREADS, 2) gemm_narrow_outer_kernel(con
 template <typename T, int K>
 static cuda_ops_status launch_outer_of(NarrowOuter work, GemmDevice device, cudaStream_t stream)
 {
-    // As many threads along a row as leave the fewest of them without columns, and of as many the most.
-    const int64_t columns = ceil_div(work.n, OUTER_COLUMNS);
+    // All threads along a row, even where that leaves most of them without columns: fewer were slower at all sizes.
     work.lanes = OUTER_THREADS;
-    for (int lanes = OUTER_THREADS / 2; lanes >= WARP_SIZE; lanes /= 2)
-        if (ceil_div(columns, lanes) * lanes < ceil_div(columns, work.lanes) * work.lanes)
-            work.lanes = lanes;
-    work.across = (int)ceil_div(columns, work.lanes);
+    work.across = (int)ceil_div(ceil_div(work.n, OUTER_COLUMNS), work.lanes);
     const auto kernel = gemm_narrow_outer_kernel<T, K>;
     const int64_t room =
         ceil_div((int64_t)device.multiprocessors * active_blocks(kernel, OUTER_THREADS, 0), work.across);

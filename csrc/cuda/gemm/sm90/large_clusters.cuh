@@ -13,11 +13,16 @@ template <typename T>
 static cuda_ops_status launch_large_clusters(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
+    const cuda_ops_gemm_problem &p = call.problem;
     // clang-format off
     switch (plan.tile) {
     //                                 M   N   cluster ping-pong stages
     case 23: return launch<Tile<T, 64, 64, 2, 4, true, 12, true, true>>(call, device, plan);
-    case 24: return launch<Tile<T, 128, 64, 2, 4, false, 8, true, true>>(call, device, plan);
+    case 24:
+        if (p.transpose_a)
+            return launch<Tile<T, 128, 64, 2, 4, false, 8, true, true>>(call, device, plan);
+        return p.transpose_b ? launch<Tile<T, 128, 64, 2, 4, false, 8, false, false>>(call, device, plan)
+                             : launch<Tile<T, 128, 64, 2, 4, false, 8, false, true>>(call, device, plan);
     }
     // clang-format on
 #else

@@ -3,7 +3,7 @@
 // of a cluster have adjacent tiles, and each loads its part of the operand they share by multicast. Tiles are walked in
 // bands, so that concurrent ones share the L2. Ping-pong: each consumer has tiles of its own, and one multiplies during
 // the other's epilogue. Small matrices in batches take smaller blocks, two an SM, without clusters. k is split where
-// tiles are few; a pair of blocks may split it within a cluster (gemm/sm90/pair.cuh). gemm/sm90/lean.cuh has tiles
+// tiles are few; two to four blocks may split it within a cluster (gemm/sm90/pair.cuh). gemm/sm90/lean.cuh has tiles
 // without gelu and with a stage more, gemm/sm90/triple.cuh such of 192 rows, gemm/sm90/large_clusters.cuh small ones in
 // clusters of eight. 16-bit tiles of 80, 160, 192 and 256 columns make D^T too, as tiles with as many rows: a wave that
 // one of the two fills badly, the other may fill. gemm.cu picks the tile by gemm/times.h. Bound by the tensor cores and,
@@ -51,8 +51,8 @@ int64_t gemm_sm90_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPl
 }
 
 // Tile numbers. 16 bits: the tile that makes D or D^T, and the first of those for batches. TF32: the first of those for
-// batches, and the one of them that does not transpose B.
-static constexpr int D_OR_TRANSPOSED = 4, SMALL = 6, TF32_SMALL = 4, TF32_UNTRANSPOSED = 5;
+// batches, the one of them that does not transpose B, and the one whose blocks lie side by side in a cluster.
+static constexpr int D_OR_TRANSPOSED = 4, SMALL = 6, TF32_SMALL = 4, TF32_UNTRANSPOSED = 5, TF32_SIDE_BY_SIDE = 6;
 // The first and last of the 16-bit tiles of lean.cuh.
 static constexpr int FIRST_LEAN = 10, LAST_LEAN = 11, TILE_160 = 22;
 
@@ -81,14 +81,21 @@ static bool is_triple(int tile)
 // The 16-bit tiles that a cluster of two blocks makes, each with half of k. That of 128 columns makes D only, the
 // others D or D^T; those of 96 and 160 want the operand that gives the columns K-major.
 static constexpr int FIRST_PAIR = 16, PAIR_96 = 17, PAIR_128 = 18, PAIR_160 = 19, LAST_PAIR = 21;
+// Those of three and four are for A stored k x m and B k x n.
+static constexpr int OF_THREE = 25, OF_FOUR = 26;
+
+static bool is_of_more(int tile)
+{
+    return tile == OF_THREE || tile == OF_FOUR;
+}
 
 static bool is_pair(int tile)
 {
-    return tile >= FIRST_PAIR && tile <= LAST_PAIR;
+    return (tile >= FIRST_PAIR && tile <= LAST_PAIR) || is_of_more(tile);
 }
 
 // Those of large_clusters.cuh.
-static constexpr int FIRST_OF_LARGE_CLUSTERS = 23, LAST_OF_LARGE_CLUSTERS = 24;
+static constexpr int FIRST_OF_LARGE_CLUSTERS = 23, LAST_OF_LARGE_CLUSTERS = 24; // the first for one storage order
 
 static bool is_of_large_clusters(int tile)
 {
@@ -100,17 +107,21 @@ bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
     const bool tf32 = p.dtype == CUDA_OPS_FLOAT32;
     if (!tf32 && is_pair(tile)) {
         const bool k_contiguous = swapped ? !p.transpose_a : p.transpose_b;
+        if (is_of_more(tile))
+            return !swapped && p.transpose_a && !p.transpose_b;
         return (!swapped || tile != PAIR_128) && (k_contiguous || (tile != PAIR_96 && tile != PAIR_160));
     }
     // The tiles for batches have no gelu, nor have those of lean.cuh, triple.cuh and large_clusters.cuh.
     if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || is_gelu(p.activation)))
         return false;
     if (tf32)
-        return !swapped && (tile != TF32_UNTRANSPOSED || !p.transpose_a || p.transpose_b);
+        return !swapped && (tile != TF32_UNTRANSPOSED || !p.transpose_a || p.transpose_b) &&
+               (tile != TF32_SIDE_BY_SIDE || (p.transpose_a && !p.transpose_b));
     if (swapped && makes_either(tile))
         return !p.preactivation && !is_gelu(p.activation) && (tile != TILE_160 || !p.transpose_a) &&
                can_copy_out({nullptr, nullptr, nullptr, nullptr, nullptr, p, nullptr});
-    if (is_of_large_clusters(tile) && !(p.transpose_a && !p.transpose_b))
+    if (is_of_large_clusters(tile) &&
+        (tile == FIRST_OF_LARGE_CLUSTERS ? !p.transpose_a || p.transpose_b : p.transpose_a && p.transpose_b))
         return false;
     return tile != TILE_160 && (!swapped || tile == D_OR_TRANSPOSED);
 }

@@ -18,8 +18,11 @@ cuda_ops_status gemm_sm90_small_tf32(const GemmCall &call, GemmDevice device, co
         case 4: return launch<Tile<float, 128, 64, 1, 1, false, 3, true, false, true, false, 2>>(call, device, plan);
         case 5: return launch<Tile<float, 64, 64, 1, 1, true, 4, true, false, true, false, 2>>(call, device, plan);
         }
-    if (a_mn_major && b_mn_major && plan.tile == 4)
-        return launch<Tile<float, 128, 64, 1, 1, false, 3, true, true, false, false, 2>>(call, device, plan);
+    if (a_mn_major && b_mn_major)
+        switch (plan.tile) {
+        case 4: return launch<Tile<float, 128, 64, 1, 1, false, 3, true, true, false, false, 2>>(call, device, plan);
+        case 6: return launch<Tile<float, 128, 64, 1, 2, false, 3, true, true, false, false, 2>>(call, device, plan);
+        }
     // clang-format on
 #endif
     (void)call, (void)device, (void)plan;

@@ -24,7 +24,8 @@ struct UnalignedTile {
     static constexpr bool A_MN_MAJOR = A_MN_MAJOR_, B_MN_MAJOR = B_MN_MAJOR_;
     static constexpr bool IN_LINES = false, IN_REGISTERS = false, MAKES_EITHER = false, // for the epilogue of sm90
         ACTIVATES_QUICKLY = true;
-    static constexpr int SHARING = N == 64 ? 2 : 1, STAGES = N == 64 ? 4 : 6; // blocks of an SM, and of each its stages
+    static constexpr int SHARING = N == 64 ? 2 : 1,
+                         STAGES = N == 128 ? 6 : 4; // blocks of an SM, and of each its stages
     static constexpr int THREADS = 3 * WARPGROUP;
     static constexpr int ROW = SWIZZLE_ROW / (int)sizeof(T), K = ROW; // elements of a row, and k of a stage
     static constexpr int COLUMN_BYTES = K * SWIZZLE_ROW;              // an MN-major tile is columns of 64
@@ -306,7 +307,7 @@ static cuda_ops_status launch(const GemmCall &call, const GemmPlan &plan)
     return status != CUDA_OPS_SUCCESS || splits == 1 ? status : gemm_add_splits(call, splits);
 }
 
-// The tiles: 0 has 128 x 128, 1 128 x 64.
+// The tiles: 0 has 128 x 128, 1 128 x 64, 2 128 x 256.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_tiles(const GemmCall &call, const GemmPlan &plan)
 {
@@ -315,6 +316,8 @@ static cuda_ops_status launch_tiles(const GemmCall &call, const GemmPlan &plan)
         return launch<UnalignedTile<T, 128, a_mn_major, b_mn_major>>(call, plan);
     case 1:
         return launch<UnalignedTile<T, 64, a_mn_major, b_mn_major>>(call, plan);
+    case 2:
+        return launch<UnalignedTile<T, 256, a_mn_major, b_mn_major>>(call, plan);
     default:
         return CUDA_OPS_INVALID_ARGUMENT;
     }

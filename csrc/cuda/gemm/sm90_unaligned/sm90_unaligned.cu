@@ -1,6 +1,6 @@
 // gemm, sm90_unaligned path: D = activation(alpha * op(A) op(B) + bias) in 16 bits where rows of A, B or D are multiples
-// of 4 or 8 bytes, but not of 16, so that TMA cannot move them. A block makes one tile of 128 x 128, or of 128 x 64 of
-// which two share an SM: a warpgroup copies by cp.async, 4, 8 or 16 bytes a thread, to where wgmma reads, and two
+// of 4 or 8 bytes, but not of 16, so that TMA cannot move them. A block makes one tile of 128 x 128 or 128 x 256, or of
+// 128 x 64 of which two share an SM: a warpgroup copies by cp.async, 4, 8 or 16 bytes a thread, to where wgmma reads, and two
 // multiply. Nothing is copied beside the product, as padded does, so that it is for products of few microseconds; where
 // they are long its copies' instructions show: a stage of 128 x 128 x 64 in fours is 256 of a warp. D leaves through
 // shared memory, as many bytes at once as its rows allow. k is split where tiles are few. Bound by the copies'
@@ -63,11 +63,12 @@ bool gemm_sm90_unaligned_is_for(const cuda_ops_gemm_problem &p)
 // an SM) and by its products; what a tile takes beside; bytes at memory's speed, which mostly show beside that; and the
 // second kernel, which adds splits. Fitted to 185 plans of 22 products on an H100 and to two large ones on an H200, 17 %
 // off as a root of the mean square.
-static constexpr double START = 1.14, COPY = 0.0043, PRODUCTS = 0.5, LATENCY = 0.62, TILE = 0.46, SHOWS = 1.19;
-static constexpr double BYTES_RATE = 4.2e6, SPLIT = 1.46, SPLIT_BYTES_RATE = 2.8e6, ADDING_ROUND = 0.8;
-static constexpr double STORED_BY_FOUR = 0.47,
-                        STORED_BY_TWO = 0.79; // of a tile, where D's rows are multiples of no more
-static constexpr int TILES[] = {128, 64}, TILE_ROWS = 128, STAGE = 64, SHARING[] = {1, 2};
+static constexpr double START = 1.17, COPY = 0.00494, PRODUCTS = 0.474, LATENCY = 0.593, TILE = 0.63, SHOWS = 1.21;
+static constexpr double OF_256 = 0.8; // of twice the products of 128 columns
+static constexpr double BYTES_RATE = 4.59e6, SPLIT = 1.6, SPLIT_BYTES_RATE = 4.5e6, ADDING_ROUND = 0.803;
+static constexpr double STORED_BY_FOUR = 0.632,
+                        STORED_BY_TWO = 1.68; // of a tile, where D's rows are multiples of no more
+static constexpr int TILES[] = {128, 64, 256}, TILE_COUNT = 3, TILE_ROWS = 128, STAGE = 64, SHARING[] = {1, 2, 1};
 
 static double microseconds(const cuda_ops_gemm_problem &p, GemmDevice device, int tile, int64_t splits)
 {
@@ -81,7 +82,8 @@ static double microseconds(const cuda_ops_gemm_problem &p, GemmDevice device, in
     const double blocks = (double)ceil_div(tiles * splits, room); // of the SM that has most
     const double waves = (double)ceil_div(tiles * splits, room * sharing);
     const double at_once = blocks < (double)sharing ? blocks : (double)sharing;
-    const double copying = at_once * COPY * copies, products = at_once * PRODUCTS * (double)columns / 128;
+    const double copying = at_once * COPY * copies;
+    const double products = at_once * PRODUCTS * (double)columns / 128 * (columns == 256 ? OF_256 : 1);
     const double stages = (double)ceil_div(ceil_div(p.k, splits), STAGE);
     const int64_t row = p.ldd * dtype_size(p.output_dtype);
     const double stored = splits > 1 || row % 8 == 0 ? 0 : row % 4 == 0 ? STORED_BY_FOUR : STORED_BY_TWO;
@@ -99,10 +101,11 @@ static double microseconds(const cuda_ops_gemm_problem &p, GemmDevice device, in
 GemmPlan gemm_sm90_unaligned_plan(const cuda_ops_gemm_problem &p, GemmDevice device, double *least)
 {
     GemmPlan best = {};
-    for (int tile = 0; tile < 2; tile++) {
+    for (int tile = 0; tile < TILE_COUNT; tile++) {
         const int64_t tiles = ceil_div(p.m, TILE_ROWS) * ceil_div(p.n, TILES[tile]) * p.batch;
         const int64_t room = device.multiprocessors * SHARING[tile] / tiles, stages = p.k / STAGE;
-        const int64_t most = room < stages ? room : stages;
+        // More than 128 columns are for many tiles.
+        const int64_t most = TILES[tile] > 128 ? 1 : room < stages ? room : stages;
         for (int64_t splits = 1; splits == 1 || splits <= most; splits = next_splits(splits, most)) {
             const double time = microseconds(p, device, tile, splits);
             if (best.path == 0 || time < *least) {
