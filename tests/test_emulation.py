@@ -173,7 +173,13 @@ SMALLER = {
     "batch_norm": {
         "cluster.cu": {"FEW_BYTES = 64 << 10": "FEW_BYTES = 256", "MOST_BYTES = 100 << 10": "MOST_BYTES = 2048"}
     },
-    "adaptive_pool2d": {"adaptive_pool2d.cu": {"MANY_KEPT_BYTES = 132 * 32 << 10": "MANY_KEPT_BYTES = 1"}},
+    "adaptive_pool2d": {
+        "adaptive_pool2d.cu": {
+            "MANY_KEPT_BYTES = 132 * 32 << 10": "MANY_KEPT_BYTES = 1",
+            "LONG_RUN = 64": "LONG_RUN = 1",
+            "LARGEST_KEPT = 2 << 10": "LARGEST_KEPT = 256",
+        }
+    },
     # The largest cluster for a batch and key head's keys, or shares of all of them, by the number of keys.
     "attention": {
         "decode.cu": {
