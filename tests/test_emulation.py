@@ -173,7 +173,13 @@ SMALLER = {
     "batch_norm": {
         "cluster.cu": {"FEW_BYTES = 64 << 10": "FEW_BYTES = 256", "MOST_BYTES = 100 << 10": "MOST_BYTES = 2048"}
     },
-    "adaptive_pool2d": {"adaptive_pool2d.cu": {"MANY_KEPT_BYTES = 132 * 32 << 10": "MANY_KEPT_BYTES = 1"}},
+    "adaptive_pool2d": {
+        "adaptive_pool2d.cu": {
+            "MANY_KEPT_BYTES = 132 * 32 << 10": "MANY_KEPT_BYTES = 1",
+            "LONG_RUN = 64": "LONG_RUN = 1",
+            "LARGEST_KEPT = 2 << 10": "LARGEST_KEPT = 256",
+        }
+    },
     # The largest cluster for a batch and key head's keys, or shares of all of them, by the number of keys.
     "attention": {
         "decode.cu": {
@@ -183,7 +189,10 @@ SMALLER = {
         }
     },
     # By way of shared memory wherever that takes them.
-    "depthwise": {"staged_sm80.cu": {"expected < 0 || expected >= microseconds": "expected < 0"}},
+    "depthwise": {
+        "staged_sm80.cu": {"expected < 0 || expected >= microseconds": "expected < 0"},
+        "backward_weight.cu": {"expected < channels_last_microseconds": "0 * expected > channels_last_microseconds"},
+    },
     # Groups by wgmma wherever that takes them.
     "conv2d_padded": {"grouped.cu": {"plan.microseconds < best.microseconds": "plan.wgmma > best.wgmma"}},
     "reduction": {

@@ -1,7 +1,7 @@
 // adaptive_avg_pool2d, adaptive_max_pool2d: the mean or the largest element of windows that follow from the sizes
 // (cuda_ops/adaptive_pool2d.h); backward gathers from the windows over each position, in a fixed order.
 // Planes, forward: `lanes` neighbouring threads have a window and go down its rows, so that what a warp loads lies side
-// by side; windows as wide as the plane are one run, of 16-byte vectors where these are whole. Of means of small
+// by side; windows as wide as the plane are one run, of 16-byte vectors where these are whole or many. Of means of small
 // planes, where they are many or no whole vectors (7x7, 15x15), a block has several in shared memory. channels_last: a
 // thread has 16 bytes of channels of a window, or of its every `lanes`-th row. Backward: four columns of a plane, or 16
 // bytes of channels, a thread. Means of few and large planes are the reduction's (reduction/), which cuts them. Bound by
@@ -28,6 +28,7 @@ static constexpr int64_t LARGEST_KEPT = 2 << 10;
 static constexpr int64_t KEPT_BLOCKS = 132 * 2;            // of large GPUs
 static constexpr int64_t MANY_KEPT_BYTES = 132 * 32 << 10; // of all planes: several rounds of large GPUs' blocks
 static constexpr int64_t LARGE_PLANE = 1 << 14;
+static constexpr int64_t LONG_RUN = 64; // vectors
 static constexpr int MOST_LANES_OF_CHANNELS = 16;
 static constexpr int SCATTERED_WINDOWS = 16;        // positions from which on maxima's gradients are scattered
 static constexpr int64_t BACKWARD_BLOCKS = 132 * 8; // of large GPUs
@@ -153,11 +154,21 @@ __global__ void __launch_bounds__(THREADS) adaptive_forward_planes_kernel(T *out
             count = rows * width;
             pooled = Pooled<A, MAX>(at);
             if (width == pitch) {
-                for_run(reinterpret_cast<const V *>(in + at), count / COUNT, lane, lanes, 1, [&](const V &x, int k) {
+                // Up to the first vector, and behind the last one, by elements.
+                const int past = (int)((uintptr_t)(in + at) % sizeof(V) / sizeof(T));
+                const int before = past == 0 ? 0 : min(COUNT - past, count), vectors = (count - before) / COUNT;
+                const int body = at + before, behind = body + vectors * COUNT;
+                if (COUNT > 1)
+                    for (int k = at + lane; k < body; k += lanes)
+                        pooled.add(load_as_accumulate(in[k]), k);
+                for_run(reinterpret_cast<const V *>(in + body), vectors, lane, lanes, 1, [&](const V &x, int k) {
 #pragma unroll
                     for (int e = 0; e < COUNT; e++)
-                        pooled.add(element_of(x, e), at + k * COUNT + e);
+                        pooled.add(element_of(x, e), body + k * COUNT + e);
                 });
+                if (COUNT > 1)
+                    for (int k = behind + lane; k < at + count; k += lanes)
+                        pooled.add(load_as_accumulate(in[k]), k);
             } else if (width <= lanes) {
                 if (lane < width)
 #pragma unroll 4
@@ -663,10 +674,10 @@ static cuda_ops_status adaptive_forward(T *output, int64_t *indices, const T *in
         }
     }
     AdaptivePlan plan = plan_of(pool, outputs, 1);
-    // Runs are whole vectors if planes are, and the rows that windows begin at.
+    // Runs are whole vectors if planes are, and the rows that windows begin at; of others long ones are for the most part.
     const bool runs = pool->width.output == 1;
-    const bool vectors =
-        runs && aligned && plane % SIZE == 0 && (pool->height.output == 1 || pool->width.input % SIZE == 0);
+    const bool whole = aligned && plane % SIZE == 0 && (pool->height.output == 1 || pool->width.input % SIZE == 0);
+    const bool vectors = runs && (whole || (int64_t)rows * width >= LONG_RUN * SIZE);
     const int64_t share = runs ? ceil_div((int64_t)rows * width, vectors ? SIZE * 4 : 4) : width <= 4 ? 1 : width;
     while (plan.lanes < share &&
            (plan.lanes < WARP_SIZE || (runs && plan.lanes < THREADS && plan.units * plan.lanes * 2 <= ENOUGH_THREADS)))

@@ -81,12 +81,20 @@ def test_gradients_of_halves_where_windows_do_not_overlap(device, shape, size, m
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize(
     "shape",
-    [(3, 701, 7, 7), (64, 433, 5, 5), (1, 1061, 15, 15), (4, 300, 43, 43), (1, 400, 31, 33), (2, 264, 56, 56)],
+    [
+        (3, 701, 7, 7),
+        (64, 433, 5, 5),
+        (1, 1061, 15, 15),
+        (4, 300, 43, 43),
+        (1, 400, 31, 33),
+        (2, 264, 56, 56),
+        (9, 400, 51, 51),
+    ],
     ids=str,
 )
 def test_planes_to_one_element(shape, offset, dtype):
-    """Planes of whole vectors and not, several of a block, a warp's and a block's; NaN of one is in no other; the same
-    bits twice."""
+    """Planes of whole vectors and not, several of a block, a warp's and a block's, and long ones by vectors;
+    NaN of one is in no other; the same bits twice."""
     storage = torch.randn(torch.Size(shape).numel() + offset, device="cuda").to(dtype)
     x = storage[offset:].view(shape)
     x[0, 5, -1, -1] = x[0, 9, 0, 0] = float("nan")
@@ -108,7 +116,7 @@ def test_planes_to_one_element(shape, offset, dtype):
 
 
 @pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.parametrize("shape", [(2, 3, 300, 300), (1, 64, 120, 130), (40, 8, 17, 16)])
+@pytest.mark.parametrize("shape", [(2, 3, 300, 300), (1, 64, 120, 130), (40, 8, 17, 16), (9, 40, 67, 45)])
 def test_large_planes(device_dtype, shape, memory_format):
     """Global, and few windows: means of few planes are cut, of many they are not."""
     device, dtype = device_dtype

@@ -109,7 +109,9 @@ def test_odd_channels_are_padded_for_tensor_cores(channels_last):
 def test_few_channels_share_no_pixels_with_one_tap():
     tf32 = {"dtype": torch.float32, "tf32": True, "channels_last": False, "stride": 2}
     assert chosen((128, 3, 9, 9), (898, 3, 1, 1), **tf32)["forward"] == "simt"
-    assert chosen((128, 3, 9, 9), (898, 3, 3, 3), **tf32)["forward"] == "few_channels"
+    # So few pixels to so many channels, with nine taps either: 69 and 11 µs on an H100.
+    assert chosen((128, 3, 9, 9), (898, 3, 3, 3), **tf32)["forward"] == "simt"
+    assert chosen((128, 3, 64, 64), (32, 3, 3, 3), **tf32)["forward"] == "few_channels"
 
 
 def test_float32_stems_with_a_stride_go_to_few_channels_where_they_fill_the_gpu():
@@ -125,11 +127,11 @@ def test_float32_stems_with_a_stride_go_to_few_channels_where_they_fill_the_gpu(
     assert chosen((32, 3, 224, 224), (32, 3, 3, 3), padding=1, **float32)["gradient of input"] == "im2col"
     for image, weight, forward, backward in (
         ((2, 3, 224, 224), (64, 3, 7, 7), "simt", "im2col"),  # of images that are copied
-        ((1, 3, 128, 128), (24, 3, 3, 3), "simt", "im2col"),
+        ((1, 3, 128, 128), (24, 3, 3, 3), "simt", "patches"),
     ):
         of = chosen(image, weight, padding=weight[2] // 2, channels_last=False, **float32)
         assert (of["forward"], of["gradient of input"]) == (forward, backward)
-        assert of["gradient of weight"] == "few_channels"
+        assert of["gradient of weight"] in ("few_channels", "simt")  # of which an H100 took as long, within a fifth
 
 
 def test_the_halo_where_it_is_expected_to_be_faster():
@@ -162,6 +164,22 @@ def test_stems_by_rectangles(kind, channels_last):
     assert stem["gradient of input"] == "patches"
 
 
+def test_what_the_table_has_first_is_not_taken_where_it_is_expected_to_take_longer():
+    """Each was measured at 1.2 to 7.4 times the time of the one that is taken now (seeds 12, 13 and 307 of `bench
+    regret`, to which nothing was fitted)."""
+    tf32 = {"dtype": torch.float32, "tf32": True}
+    of_904 = chosen((1, 4, 52, 52), (904, 4, 3, 3), torch.float16, channels_last=False)
+    assert of_904["gradient of input"] != "few_channels"
+    assert chosen((16, 4, 37, 37), (392, 4, 3, 3), stride=2)["gradient of weight"] == "patches"
+    assert chosen((4, 4, 4, 4), (152, 4, 3, 3), stride=2, padding=1, **tf32)["gradient of weight"] == "im2col"
+    assert chosen((16, 8, 86, 86), (4, 8, 3, 3), stride=2, padding=1, **tf32)["forward"] == "mma"
+    assert chosen((16, 8, 76, 76), (608, 8, 3, 3), **tf32)["gradient of weight"] == "mma"
+    assert chosen((32, 24, 27, 27), (8, 24, 7, 7))["forward"] == "mma"
+    assert chosen((32, 8, 30, 30), (817, 8, 1, 1), stride=2, **tf32)["forward"] == "simt"
+    assert chosen((64, 139, 18, 18), (24, 139, 7, 7), stride=2, padding=3)["gradient of input"] == "patches"
+    assert chosen((16, 17, 20, 20), (3, 17, 3, 3), torch.float32)["forward"] == "winograd"
+
+
 def test_gradients_of_overlapping_patches():
     """Apart they are copied; of many channels the stride phases fill sm90's tiles."""
     assert chosen((2, 3, 224, 224), (96, 3, 4, 4), stride=4)["gradient of input"] == "patches"
@@ -185,7 +203,9 @@ def test_patch_embeddings_and_stems_by_patches(channels_last):
     assert set(chosen((8, 3, 224, 224), (64, 3, 3, 3), padding=1, **half).values()) == {"few_channels"}
     # Lines of 149 pixels are no whole vectors.
     inception = chosen((32, 3, 299, 299), (32, 3, 3, 3), stride=2, **half)
-    assert set(inception.values()) == {"patches"}
+    assert inception["forward"] == inception["gradient of weight"] == "patches"
+    # 72 µs and patches' 86, 134 and 122.
+    assert inception["gradient of input"] == ("few_channels" if channels_last else "patches")
 
 
 def test_patches_are_of_halves_with_few_channels():

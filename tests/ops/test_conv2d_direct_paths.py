@@ -319,10 +319,11 @@ def test_unbatched_and_empty(path, shape, weight, force):
 
 
 def test_choice():
-    """Without force: by channels and groups, in all dtypes and formats that the paths have."""
+    """Without force: by channels and groups, in all dtypes and formats that the paths have, of images that fill the
+    GPU."""
 
-    def path(dtype, input, weight, name="forward", stride=1, format=CONTIGUOUS):
-        image = torch.empty(2, input, 30, 30, device="cuda", dtype=dtype).to(memory_format=format)
+    def path(dtype, input, weight, name="forward", stride=1, format=CONTIGUOUS, batch=64, size=64):
+        image = torch.empty(batch, input, size, size, device="cuda", dtype=dtype).to(memory_format=format)
         kernel = torch.empty(weight, device="cuda", dtype=dtype)
         return ops.conv2d_path(image, kernel, name, (stride,) * 2, (1,) * 4, (1, 1), input // weight[1])
 
@@ -341,10 +342,10 @@ def test_choice():
             assert path(torch.float64, 32, (32, 1, 3, 3), name, format=format) == "depthwise"
     for tf32 in (False, True):
         torch.backends.cudnn.allow_tf32 = tf32
-        assert path(torch.float32, 3, (64, 3, 7, 7), "backward_input", 2) == "im2col"  # so small an image, copied
+        assert path(torch.float32, 3, (64, 3, 7, 7), "backward_input", 2) == ("patches" if tf32 else "few_channels")
         for name in PASSES:  # of few output channels
             few = name == "backward_input"
             assert path(torch.float32, 1, (6, 1, 5, 5), name) == ("few_channels" if few else "depthwise")
             assert path(torch.float32, 3, (6, 3, 5, 5), name) == "few_channels"
-            assert path(torch.float32, 3, (4, 3, 5, 5), name) == ("few_channels" if few or tf32 else "im2col")
-    assert path(torch.float32, 4, (64, 2, 3, 3)) == "simt"
+            assert path(torch.float32, 3, (4, 3, 5, 5), name) == ("few_channels" if few or tf32 else "simt")
+    assert path(torch.float32, 4, (64, 2, 3, 3), batch=2, size=30) == "simt"

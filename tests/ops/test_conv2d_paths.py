@@ -195,6 +195,30 @@ def test_halo_of_few_columns(case, dtype, force, allow_tf32):
     assert ("forward" if case[2] < case[1] else "backward_input") in taken
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("outputs", [512, 456])
+def test_tiles_of_256_columns_shared_by_a_cluster(outputs, dtype, force):
+    """sm90 in 16 bits, where small images have long sums."""
+    needs_hopper()
+    force("sm90")
+    make = Make("cuda", dtype)
+    x = amid_nan(make(67, 512, 5, 5).to(memory_format=torch.channels_last))
+    w = amid_nan(make(outputs, 512, 3, 3).to(memory_format=torch.channels_last))
+    b = amid_nan(make(outputs))
+    g = amid_nan(Make("cuda", dtype, seed=1)(67, outputs, 5, 5).to(memory_format=torch.channels_last))
+    leaves = [t.detach().double().contiguous().requires_grad_() for t in (x, w)]
+    expected = native(*leaves, b.double(), 1, 1)
+    grads = torch.autograd.grad(expected, leaves, g.double())
+    parameters = (1, 1), (1, 1, 1, 1), (1, 1), 1
+    for call, result in (
+        (lambda: ops.conv2d_forward(x, w, b, *parameters), expected.detach()),
+        (lambda: ops.conv2d_backward_input(g, w, x.shape, True, *parameters), grads[0]),
+    ):
+        found = call()
+        assert_close(found, result.cpu(), TOLERANCE[dtype])
+        assert torch.equal(found, call())
+
+
 # Few tiles and long sums, which simt cuts into parts. With a stride of two and padding the first stride phase has the
 # fewest taps; of the last case some phases have none.
 LONG_SUMS = [
@@ -231,6 +255,28 @@ SMALL_IMAGES = [
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("case", SMALL_IMAGES, ids=str)
 def test_depthwise_of_small_images(case, dtype, force, allow_tf32):
+    allow_tf32(False)
+    force("depthwise")
+    for name, asked, call, expected in products_of_passes(case, dtype, groups=case[1]):
+        assert asked() == "depthwise"
+        result = call()
+        assert_close(result, expected, TOLERANCE[dtype], f"{name} {case}")
+        assert torch.equal(result, call())
+
+
+# Many pixels whose channels are no whole vectors: odd numbers, of which every other pixel begins amid a word, and even.
+APART = [
+    (6, 67, 67, (61, 59), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (5, 125, 125, (40, 42), (5, 5), (1, 1), (2, 2), (1, 1)),
+    (7, 191, 191, (30, 30), (7, 7), (1, 1), (3, 3), (1, 1)),
+    (9, 62, 62, (47, 50), (3, 3), (1, 1), (0, 2), (1, 1)),
+    (4, 130, 130, (33, 40), (5, 5), (1, 1), (3, 0), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", APART, ids=str)
+def test_depthwise_of_pixels_that_are_no_vectors(case, dtype, force, allow_tf32):
     allow_tf32(False)
     force("depthwise")
     for name, asked, call, expected in products_of_passes(case, dtype, groups=case[1]):

@@ -15,6 +15,13 @@ double conv2d_simt_expected_microseconds(const ConvCall &call, ConvDevice device
 double conv2d_winograd_expected_microseconds(const ConvCall &call, ConvDevice device);
 double conv2d_padded_microseconds(const ConvCall &call, ConvDevice device); // padded.cu
 
+// What few_channels' time is a sum of (times.cu).
+static constexpr int CONV_FEW_TERMS = 7;
+void conv2d_few_channels_terms(double (&terms)[CONV_FEW_TERMS], const ConvCall &call, ConvDevice device);
+
+// Such a time of a path, less what it is off by in the mean of such calls (corrections.cu).
+double conv2d_corrected_microseconds(int path, double microseconds, const ConvCall &call);
+
 // Whether the device's memory is fast enough beside its multiply-adds (winograd/winograd.cu).
 bool conv2d_winograd_is_cheap(ConvDevice device);
 

@@ -149,10 +149,15 @@ static bool is_1x1(const ConvCall &call)
 
 // From so many channels on the tensor cores' paths have no rival where there is more than one tap, and most calls are
 // spared the comparison.
-static constexpr int64_t FILLS_SLICES = 32;
+static constexpr int64_t FILLS_SLICES = 64;
 
-// Whether the first row that takes a call may be slower than one of those that are compared. few_channels' time is known
-// where images have a stride.
+// The time that is compared: of a path of which none is known, DBL_MAX.
+static double expected_of(const ConvPath &path, const ConvCall &call, ConvDevice device)
+{
+    return conv2d_corrected_microseconds(path.number, microseconds_of(path, call, device), call);
+}
+
+// Whether the first row that takes a call may be slower than one of those that are compared.
 static bool is_compared(int number, const ConvCall &call, ConvDevice device)
 {
     switch (number) {
@@ -160,6 +165,7 @@ static bool is_compared(int number, const ConvCall &call, ConvDevice device)
     case CUDA_OPS_CONV2D_WINOGRAD:
     case CUDA_OPS_CONV2D_PADDED:
     case CUDA_OPS_CONV2D_IM2COL:
+    case CUDA_OPS_CONV2D_PATCHES:
         return true;
     case CUDA_OPS_CONV2D_SM90:
     case CUDA_OPS_CONV2D_MMA:
@@ -171,27 +177,32 @@ static bool is_compared(int number, const ConvCall &call, ConvDevice device)
     }
 }
 
-// Whether a row is compared with the first that takes a call. Those of tensor cores are in the order of the table. What
-// makes sums on CUDA cores is not expected to take less time than they, but for im2col where it only copies pixels.
+// Whether a row is compared with the first that takes a call. few_channels' time is known least: it is taken only where
+// the table has it, and left only for paths whose times are known at so few channels.
 static bool is_contender(const ConvPath &path, int first, const ConvCall &call, ConvDevice device)
 {
-    const bool tensor_cores = first == CUDA_OPS_CONV2D_SM90 || first == CUDA_OPS_CONV2D_MMA;
     switch (path.number) {
-    case CUDA_OPS_CONV2D_SIMT:
-        return !tensor_cores && supports(path, call, device);
-    case CUDA_OPS_CONV2D_IM2COL:
-        return (!tensor_cores || is_1x1(call)) && supports(path, call, device);
-    case CUDA_OPS_CONV2D_PADDED:
-    case CUDA_OPS_CONV2D_PATCHES:
-        return supports(path, call, device);
-    case CUDA_OPS_CONV2D_GEMM_1X1:
-        return conv2d_gemm_1x1_is_by_image(call.sizes) && supports(path, call, device);
-    case CUDA_OPS_CONV2D_WINOGRAD:
-        return !tensor_cores && supports(path, call, device);
-    default:
+    case CUDA_OPS_CONV2D_FEW_CHANNELS:
+    case CUDA_OPS_CONV2D_DEPTHWISE:
+    case CUDA_OPS_CONV2D_GROUPED:
         return false;
+    case CUDA_OPS_CONV2D_GEMM_1X1:
+        return (first == CUDA_OPS_CONV2D_SIMT || first == CUDA_OPS_CONV2D_PATCHES || first == CUDA_OPS_CONV2D_PADDED ||
+                first == CUDA_OPS_CONV2D_IM2COL) &&
+               supports(path, call, device);
+    case CUDA_OPS_CONV2D_PADDED:
+    case CUDA_OPS_CONV2D_SM90_HALO:
+        return first != CUDA_OPS_CONV2D_FEW_CHANNELS && supports(path, call, device);
+    case CUDA_OPS_CONV2D_MMA:
+    case CUDA_OPS_CONV2D_SM90:
+        return !is_1x1(call) && supports(path, call, device);
+    default:
+        return (first != CUDA_OPS_CONV2D_FEW_CHANNELS || !is_1x1(call)) && supports(path, call, device);
     }
 }
+
+// Of what the table's row is expected to take, what another path takes at the most to be chosen instead.
+static constexpr double AS_FAST = 0.95;
 
 // The row for a call of any path, whose pointers make no difference; NULL: none takes it.
 static const ConvPath *fastest_alone(const ConvCall &of, ConvDevice device)
@@ -205,11 +216,11 @@ static const ConvPath *fastest_alone(const ConvCall &of, ConvDevice device)
         is_empty(of.sizes) || of.dtype == CUDA_OPS_FLOAT64 || !is_compared(best->number, of, device))
         return best;
     const int first = best->number;
-    double least = microseconds_of(*best, of, device);
+    double least = AS_FAST * expected_of(*best, of, device);
     for (const ConvPath &path : PATHS) {
         if (path.number == first || !is_contender(path, first, of, device))
             continue;
-        const double time = microseconds_of(path, of, device);
+        const double time = expected_of(path, of, device);
         if (time < least) {
             least = time;
             best = &path;
@@ -245,10 +256,21 @@ static const ConvPath *chosen_for(const ConvCall &call, int number, ConvDevice d
     return nullptr;
 }
 
+// Of few_channels' times that of the gradient of input under strides alone was ever held against a copy.
 double conv2d_microseconds(const ConvCall &call, ConvDevice device)
 {
+    const cuda_ops_conv2d_sizes &s = call.sizes;
     const ConvPath *const path = fastest(call, device);
-    return path ? microseconds_of(*path, call, device) : DBL_MAX;
+    const bool is_known =
+        path && (path->number != CUDA_OPS_CONV2D_FEW_CHANNELS ||
+                 (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s.stride_height * s.stride_width > 1));
+    return is_known ? microseconds_of(*path, call, device) : DBL_MAX;
+}
+
+static double expected_microseconds(const ConvCall &call, ConvDevice device)
+{
+    const ConvPath *const path = fastest(call, device);
+    return path ? expected_of(*path, call, device) : DBL_MAX;
 }
 
 extern "C" const char *cuda_ops_conv2d_path_name_cuda(int number)
@@ -358,9 +380,13 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
     if (sizes->groups > 1)
         return groups_want_channels_last(call, last, present, better, copied, on);
     const double now = conv2d_microseconds(call, on), then = conv2d_microseconds(last, on);
+    const double copies = COPIES_START + COPIES_MEGABYTE * copied / 1e6;
     // Of two that take as long the copies' time is the one that is known better.
     constexpr double AS_LONG = 1.2;
-    return now < DBL_MAX && then + COPIES_START + COPIES_MEGABYTE * copied / 1e6 < AS_LONG * now;
+    if (now >= DBL_MAX || then + copies >= AS_LONG * now)
+        return 0;
+    const double expected = expected_microseconds(call, on);
+    return expected >= DBL_MAX || expected_microseconds(last, on) + copies < expected;
 }
 
 extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,

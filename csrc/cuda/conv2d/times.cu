@@ -3,6 +3,9 @@
 // and how far off they are). conv2d.cu compares them.
 #include <float.h>
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "common/common.cuh"
 #include "conv2d/choice.h"
 #include "conv2d/patches/patches.cuh"
@@ -134,12 +137,56 @@ double conv2d_im2col_microseconds(const ConvCall &call, ConvDevice device)
            costs.products * columns * (double)s.out_channels / GIGA;
 }
 
-// Of the gradient of input with strides of 2 alone.
-double conv2d_few_channels_microseconds(const ConvCall &call, ConvDevice)
+// The costs of conv2d_few_channels_terms, in microseconds, by pass and dtype.
+static constexpr double LEAST_FEW = 1.5;
+// clang-format off
+static constexpr double FEW_COSTS[3][3][CONV_FEW_TERMS] = {
+    {{5.084, 0, 0.1992, 0.4076, 0, 4.504, 3.486},
+     {2.306, 1.242, 0.3479, 0, 0, 15.89, 2.175},
+     {5.101, 0.3356, 1.739, 0, 0, 19.74, 1.942}},
+    {{3.695, 0.7443, 0, 0, 0.7607, 7.234, 17.98},
+     {2.476, 1.929, 0, 0, 0.59, 13.22, 40.63},
+     {13.25, 0, 0, 0, 0.9723, 26.22, 253.1}},
+    {{6.797, 1.837, 1.091, 1.656, 0, 0, 4.483},
+     {2.675, 3.199, 0.7061, 7.915, 0, 0, 6.405},
+     {5.028, 4.205, 1.338, 8.037, 0, 40.09, 1.7}},
+};
+// clang-format on
+
+void conv2d_few_channels_terms(double (&terms)[CONV_FEW_TERMS], const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (call.pass != CUDA_OPS_CONV2D_BACKWARD_INPUT || s.stride_height != 2 || s.stride_width != 2)
-        return DBL_MAX;
+    const int64_t size = dtype_size(call.dtype), step = size == 2 ? 16 : 8, blocks = device.multiprocessors;
+    const int64_t c = s.in_channels, o = s.out_channels, filter = c * s.kernel_height * s.kernel_width;
+    const int64_t in_plane = s.in_height * s.in_width, out_plane = s.out_height * s.out_width;
+    const double in_bytes = (double)(s.batch * in_plane * c * size) / MEGA;
+    const double out_bytes = (double)(s.batch * out_plane * o * size) / MEGA;
+    const auto set = [&](std::initializer_list<double> values) { std::copy(values.begin(), values.end(), terms); };
+    if (call.pass == CUDA_OPS_CONV2D_FORWARD) {
+        const int64_t k = ceil_div(filter, step) * step, slices = ceil_div(o, 32);
+        const double waves = (double)ceil_div(s.batch * ceil_div(out_plane, 256) * slices, 2 * blocks);
+        set({1, waves, waves * (double)k / 16, out_bytes, (double)(s.batch * out_plane * slices * 32 * k) / GIGA,
+             (double)(o * filter) / 1e4, in_bytes});
+    } else if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT) {
+        const int64_t outs = ceil_div(o, 16) * 16, taps = s.kernel_height * s.kernel_width;
+        const double waves = (double)ceil_div(s.batch * ceil_div(in_plane, 256), blocks);
+        set({1, waves, waves * (double)outs / 64, waves * (double)(outs * taps) / 1e3, out_bytes,
+             (double)(s.batch * in_plane * outs * filter) / GIGA, (double)(o * filter) / 1e4});
+    } else {
+        const bool small = filter <= 64;
+        const int64_t tiles = s.batch * ceil_div(out_plane, 256), room = small ? 2 * blocks : blocks;
+        const int64_t parts = ceil_div(filter, small ? 64 : 160), across = ceil_div(o, small ? 32 : 64) * parts;
+        const int64_t resident = ceil_div(room, across), splits = tiles < resident ? tiles : resident;
+        const double each = (double)(ceil_div(tiles, splits) * ceil_div(splits * across, room));
+        set({1, each, each * (double)ceil_div(filter, 32), (double)(splits * o * filter) * 4 / MEGA,
+             out_bytes * (double)parts, (double)(s.batch * out_plane * o * filter) / GIGA, (double)(o * filter) / 1e4});
+    }
+}
+
+// Of the gradient of input with strides of 2.
+static double few_channels_stride2_microseconds(const ConvCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
     // To start; a megabyte of grad_output, and one more where that is contiguous; thousand millions of multiply-adds of
     // whole instructions, and more where it is contiguous; a tap.
     struct Costs {
@@ -156,6 +203,22 @@ double conv2d_few_channels_microseconds(const ConvCall &call, ConvDevice)
     return costs.start + (costs.bytes + (contiguous ? costs.contiguous_bytes : 0)) * bytes / MEGA +
            (costs.products + (contiguous ? costs.contiguous_products : 0)) * products / GIGA +
            costs.tap * (double)(s.kernel_height * s.kernel_width);
+}
+
+// Tiles of 256 pixels, and what each goes through: of forward and the gradient of input output channels in slices, of the
+// gradient of the weight so many pixels a block, of whose sums another kernel makes one. The gradient of input under
+// strides of 2 has a model of its own, and of others none.
+double conv2d_few_channels_microseconds(const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const bool input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT, is_strided = s.stride_height * s.stride_width > 1;
+    if (input && is_strided)
+        return s.stride_height == 2 && s.stride_width == 2 ? few_channels_stride2_microseconds(call) : DBL_MAX;
+    double terms[CONV_FEW_TERMS], time = 0;
+    conv2d_few_channels_terms(terms, call, device);
+    for (int i = 0; i < CONV_FEW_TERMS; i++)
+        time += FEW_COSTS[call.pass][dtype_row(call)][i] * terms[i];
+    return time > LEAST_FEW ? time : LEAST_FEW;
 }
 
 // simt's own model is of its products; what it moves shows beside them, the more where stride phases are of different

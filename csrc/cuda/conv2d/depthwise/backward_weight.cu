@@ -126,38 +126,76 @@ __device__ __forceinline__ void two_channels(float (&value)[PIXEL_CHANNELS], con
     }
 }
 
+// Of 16 bits at any address.
+template <typename T>
+__device__ __forceinline__ void two_elements(float (&value)[PIXEL_CHANNELS], const T *from)
+{
+#pragma unroll
+    for (int k = 0; k < PIXEL_CHANNELS; k++)
+        value[k] = load_as_accumulate(from[k]);
+}
+
 // A warp's lanes have two neighbouring channels each, and go down STRIP columns of some rows of an image. A row of
 // input is read once, for all K rows of grad_output that it meets, which stay in registers. Rows of both come by
 // cp.async, some ahead of the one that is multiplied: a stage of a warp's ring holds COLUMNS pixels of a row of input
 // and STRIP pixels of a row of grad_output, of 64 channels. One long function: the loop's rows and sums are registers.
-template <typename T, int K>
+// WORDS: 16 bits of an odd number of channels come by words of 4 bytes. Every other pixel begins amid a word: its stage
+// holds one element of the channel before, and has room for 62 of the others.
+template <typename T, int K, bool WORDS>
 struct RowRing {
     static constexpr int STRIP = pixel_strip(K), COLUMNS = STRIP + K - 1, ACROSS = WARP_SIZE * PIXEL_CHANNELS;
     static constexpr int PIXEL_BYTES = ACROSS * sizeof(T), BYTES = (COLUMNS + STRIP) * PIXEL_BYTES;
-    static constexpr int VECTOR_BYTES = 8, VECTORS = PIXEL_BYTES / VECTOR_BYTES,
+    static constexpr int VECTOR_BYTES = WORDS ? 4 : 8, VECTORS = PIXEL_BYTES / VECTOR_BYTES,
                          COPIES = (COLUMNS + STRIP) * VECTORS / WARP_SIZE;
     static constexpr int COPY_PIXELS = WARP_SIZE / VECTORS; // pixels of a warp's copy
     static_assert(COLUMNS % COPY_PIXELS == 0 && STRIP % COPY_PIXELS == 0, "a copy is of input or of grad_output");
 };
 static constexpr int MOST_IN_FLIGHT = 3; // rows of input; a ring has one stage more, a power of two
 
-template <typename T, int K>
+// Whether pixels are no whole vectors of RowRing.
+__host__ __device__ static inline bool comes_by_words(int64_t channels, size_t element)
+{
+    return channels * (int64_t)element % 8 != 0;
+}
+
+// Channels of a block.
+__host__ __device__ static inline int ring_channels(int64_t channels)
+{
+    return WARP_SIZE * PIXEL_CHANNELS - (channels % 2 != 0 ? PIXEL_CHANNELS : 0);
+}
+
+// A word of two elements, of which `there` lie in the tensor (at most; none, if that is not positive).
+__device__ __forceinline__ void copy_elements(void *to, const void *from, int there)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    cp_async<4>(shared_address(to), from, there >= 2 ? 4 : there == 1 ? 2 : 0);
+#else
+    *(uint32_t *)to = there >= 2 ? *(const uint32_t *)from : there == 1 ? *(const unsigned short *)from : 0;
+#endif
+}
+
+template <typename T, int K, bool WORDS>
 __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
     conv2d_depthwise_backward_weight_channels_last_kernel(float *partial, const __grid_constant__ DepthwiseProblem p,
                                                           int stages)
 {
-    typedef RowRing<T, K> Ring;
+    typedef RowRing<T, K, WORDS> Ring;
     constexpr int STRIP = Ring::STRIP, ACROSS = Ring::ACROSS;
     extern __shared__ __align__(16) char rings[];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int64_t channel_tiles = (p.channels + ACROSS - 1) / ACROSS, split = blockIdx.x / channel_tiles;
-    const int64_t first_channel = blockIdx.x % channel_tiles * ACROSS;
+    const int width = WORDS ? ring_channels(p.channels) : ACROSS; // channels of the block
+    const int64_t channel_tiles = (p.channels + width - 1) / width, split = blockIdx.x / channel_tiles;
+    const int64_t first_channel = blockIdx.x % channel_tiles * width;
     const int in_line = (int)p.in.y, out_line = (int)p.out.y, column_step = (int)p.channels;
     char *const ring = rings + warp * stages * Ring::BYTES;
     // This lane copies the same channels of all pixels.
     const int vector = lane % Ring::VECTORS, pixel_lane = lane / Ring::VECTORS;
     const int64_t copied_channel = first_channel + vector * (Ring::VECTOR_BYTES / (int)sizeof(T));
     const bool copies = copied_channel < p.channels;
+    const int copied_left = (int)min(p.channels - copied_channel, (int64_t)2);
+    // And has these of a stage's pixels, one element on where a pixel begins amid a word.
+    const int own = min(lane * PIXEL_CHANNELS, width - PIXEL_CHANNELS);
+    const unsigned int odd = (unsigned int)column_step & 1;
 
     float sum[K][K][PIXEL_CHANNELS] = {};
     const int64_t items = p.batch * p.tiles_y * p.tiles_x;
@@ -168,6 +206,10 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
         const int pixels = p.out_width - x, rows = min(p.tile_height, p.out_height - y0), steps = rows + K - 1;
         const T *grad = (const T *)p.output + n * p.out.n + y0 * out_line + x * column_step + copied_channel;
         const T *const image = (const T *)p.input + n * p.in.n + copied_channel;
+        // Where the first rows' pixels begin, in elements; how many does not matter, but whether they are odd.
+        const unsigned int seen_from = (unsigned int)(n * p.in.n + (int64_t)(y0 - p.padding_top) * in_line +
+                                                      (int64_t)(x - p.padding_left) * column_step);
+        const unsigned int value_from = (unsigned int)(n * p.out.n + (int64_t)y0 * out_line + (int64_t)x * column_step);
         int offset[Ring::COPIES];     // of this lane's copies, in a row of either tensor
         unsigned int inside_bits = 0; // bit i: copy i is within the row
 #pragma unroll
@@ -184,12 +226,25 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
                 const bool inside = (unsigned int)y < (unsigned int)p.height;
                 const T *const line = image + (int64_t)y * in_line;
                 char *const to = ring + (step & (stages - 1)) * Ring::BYTES + lane * Ring::VECTOR_BYTES;
+                // WORDS, of even and of odd pixels: where words begin, and how many elements of this lane's there are.
+                const unsigned int line_amid = (seen_from + (unsigned int)(step * in_line)) & 1,
+                                   grad_amid = (value_from + (unsigned int)(step * out_line)) & 1;
+                const T *const lines[] = {line - line_amid, line - (line_amid ^ odd)}, *const grads[] = {
+                                                                                           grad - grad_amid,
+                                                                                           grad - (grad_amid ^ odd)};
+                const int line_left[] = {copied_left + (int)line_amid, copied_left + (int)(line_amid ^ odd)},
+                          grad_left[] = {copied_left + (int)grad_amid, copied_left + (int)(grad_amid ^ odd)};
 #pragma unroll
                 for (int i = 0; i < Ring::COPIES; i++) {
                     const bool of_input = i * Ring::COPY_PIXELS < Ring::COLUMNS;
-                    copy_to_shared<Ring::VECTOR_BYTES>(to + i * WARP_SIZE * Ring::VECTOR_BYTES,
-                                                       (of_input ? line : grad) + offset[i],
-                                                       (of_input ? inside : step < rows) && (inside_bits >> i & 1));
+                    const bool there = (of_input ? inside : step < rows) && (inside_bits >> i & 1);
+                    char *const copy = to + i * WARP_SIZE * Ring::VECTOR_BYTES;
+                    if constexpr (WORDS) {
+                        const int parity = (of_input ? i : i - Ring::COLUMNS) & 1;
+                        copy_elements(copy, (of_input ? lines : grads)[parity] + offset[i],
+                                      there ? (of_input ? line_left : grad_left)[parity] : 0);
+                    } else
+                        copy_to_shared<Ring::VECTOR_BYTES>(copy, (of_input ? line : grad) + offset[i], there);
                 }
                 grad += out_line;
             }
@@ -211,14 +266,27 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
                     cp_async_wait_group<0>();
                 __syncwarp(); // all lanes' copies have arrived, and all have read the previous row
                 fetch(step + stages - 1);
-                const T *const row = (const T *)(ring + (step & (stages - 1)) * Ring::BYTES) + lane * PIXEL_CHANNELS;
+                const T *const row = (const T *)(ring + (step & (stages - 1)) * Ring::BYTES) + own;
                 float seen[Ring::COLUMNS][PIXEL_CHANNELS];
+                if constexpr (WORDS) {
+                    const unsigned int seen_amid = (seen_from + (unsigned int)(step * in_line)) & 1,
+                                       value_amid = (value_from + (unsigned int)(step * out_line)) & 1;
+                    const T *const pixels_by_parity[] = {row + seen_amid, row + (seen_amid ^ odd)};
+                    const T *const values_by_parity[] = {row + value_amid, row + (value_amid ^ odd)};
 #pragma unroll
-                for (int i = 0; i < Ring::COLUMNS; i++)
-                    two_channels(seen[i], row + i * ACROSS);
+                    for (int i = 0; i < Ring::COLUMNS; i++)
+                        two_elements(seen[i], pixels_by_parity[i & 1] + i * ACROSS);
 #pragma unroll
-                for (int j = 0; j < STRIP; j++)
-                    two_channels(value[now][j], row + (Ring::COLUMNS + j) * ACROSS);
+                    for (int j = 0; j < STRIP; j++)
+                        two_elements(value[now][j], values_by_parity[j & 1] + (Ring::COLUMNS + j) * ACROSS);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < Ring::COLUMNS; i++)
+                        two_channels(seen[i], row + i * ACROSS);
+#pragma unroll
+                    for (int j = 0; j < STRIP; j++)
+                        two_channels(value[now][j], row + (Ring::COLUMNS + j) * ACROSS);
+                }
                 // Rows and columns past the output are not multiplied, not even by zero: input may be infinite.
                 const auto multiply = [&](auto all) {
 #pragma unroll
@@ -255,7 +323,7 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
             for (int k = 0; k < PIXEL_CHANNELS; k++)
                 sums[(warp * K + s) * ACROSS + lane * PIXEL_CHANNELS + k] = sum[r][s][k];
         __syncthreads();
-        for (int i = threadIdx.x; i < ACROSS * K; i += THREADS) {
+        for (int i = threadIdx.x; i < width * K; i += THREADS) {
             const int c = i / K, s = i % K;
             float all = 0;
 #pragma unroll
@@ -269,11 +337,12 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
 }
 
 // The stages of the rings, as many as leave room for two blocks, and the block's bytes, with those of the last sums.
-template <typename T, int K>
+template <typename T, int K, bool WORDS>
 static size_t row_ring_bytes(int *stages)
 {
+    typedef RowRing<T, K, WORDS> Ring;
     const int room = current_device().shared_bytes;
-    constexpr size_t each = WARPS * RowRing<T, K>::BYTES, last = sizeof(float) * WARPS * K * RowRing<T, K>::ACROSS;
+    constexpr size_t each = WARPS * Ring::BYTES, last = sizeof(float) * WARPS * K * Ring::ACROSS;
     *stages = 2 * (MOST_IN_FLIGHT + 1) * each <= (size_t)room ? MOST_IN_FLIGHT + 1 : 2;
     return std::max(*stages * each, last);
 }
@@ -431,7 +500,7 @@ static int64_t pixel_blocks(int64_t kernel)
 // twice. Fewer: the last wave of items is shorter.
 static int64_t item_rows(const DepthwiseProblem &p, int *item_height)
 {
-    const int64_t blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS);
+    const int64_t blocks = ceil_div(p.channels, ring_channels(p.channels));
     const int64_t strips = p.batch * ceil_div(p.out_width, pixel_strip(p.kernel_width)) * blocks;
     const int64_t at_once = WARPS * pixel_blocks(p.kernel_width);
     int64_t least = INT64_MAX;
@@ -452,11 +521,13 @@ static double channels_last_microseconds(const DepthwiseProblem &p, cuda_ops_dty
     int height;
     const double rows = (double)item_rows(p, &height);
     const bool words = dtype == CUDA_OPS_FLOAT32;
+    // An H100 took so many times as long for 16 bits that come by words.
+    const double slower = words || !comes_by_words(p.channels, 2) ? 1 : p.kernel_width == 7 ? 1.5 : 1.9;
     if (p.kernel_width == 3)
-        return 4.2 + rows * (words ? 0.95 : 0.64);
+        return slower * (4.2 + rows * (words ? 0.95 : 0.64));
     if (p.kernel_width == 5)
-        return 5.2 + rows * (words ? 0.85 : 0.6);
-    return 5.7 + rows * (words ? 1.5 : 1.4);
+        return slower * (5.2 + rows * (words ? 0.85 : 0.6));
+    return slower * (5.7 + rows * (words ? 1.5 : 1.4));
 }
 
 // Chooses the kernel and its splits, for the launch and for the workspace query.
@@ -466,9 +537,11 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
     const bool unrolled = depthwise_is_unrolled(p, call.dtype) && s.input_channels_last == s.output_channels_last;
     int64_t blocks, items;
     WeightKernel kernel = GENERIC;
-    if (unrolled && s.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 && aligned) {
+    const size_t element = dtype_size(call.dtype);
+    if (unrolled && s.input_channels_last && p.multiplier == 1 && aligned &&
+        (!comes_by_words(p.channels, element) || (element == 2 && p.channels % 2 != 0))) {
         kernel = CHANNELS_LAST;
-        blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS);
+        blocks = ceil_div(p.channels, ring_channels(p.channels));
         p.tiles_x = (int)ceil_div(p.out_width, pixel_strip(p.kernel_width));
         item_rows(p, &p.tile_height);
         p.tiles_y = (int)ceil_div(p.out_height, p.tile_height);
@@ -514,17 +587,25 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
     return kernel;
 }
 
+template <typename T, int K, bool WORDS>
+static void launch_channels_last(const DepthwiseProblem &p, float *partial, cudaStream_t stream)
+{
+    const int64_t blocks = ceil_div(p.channels, ring_channels(p.channels)) * p.splits;
+    int stages;
+    const size_t bytes = row_ring_bytes<T, K, WORDS>(&stages);
+    const auto kernel = conv2d_depthwise_backward_weight_channels_last_kernel<T, K, WORDS>;
+    allow_shared_memory(kernel, bytes);
+    kernel<<<(unsigned int)blocks, THREADS, bytes, stream>>>(partial, p, stages);
+}
+
 template <typename T, int K>
 static void launch_unrolled(const DepthwiseProblem &p, WeightKernel kernel, float *partial, cudaStream_t stream)
 {
     if (kernel == CHANNELS_LAST) {
-        const int64_t blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS) * p.splits;
-        int stages;
-        const size_t bytes = row_ring_bytes<T, K>(&stages);
-        const auto channels_last = conv2d_depthwise_backward_weight_channels_last_kernel<T, K>;
-        allow_shared_memory(channels_last, bytes);
-        channels_last<<<(unsigned int)blocks, THREADS, bytes, stream>>>(partial, p, stages);
-        return;
+        if constexpr (sizeof(T) == 2)
+            if (comes_by_words(p.channels, sizeof(T)))
+                return launch_channels_last<T, K, true>(p, partial, stream);
+        return launch_channels_last<T, K, false>(p, partial, stream);
     }
     const size_t shared = ((size_t)p.planes * (p.tile_height + K - 1) * p.pitch + 4) * sizeof(float);
     conv2d_depthwise_backward_weight_contiguous_kernel<T, K>

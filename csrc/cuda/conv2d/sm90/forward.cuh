@@ -17,6 +17,7 @@ static cuda_ops_status conv2d_sm90_forward_16bit(const ConvProduct &product, Con
     case 3: return conv2d_launch_forward<Tile<T, 128, 128, 1, 2, false, 5, false, false>>(product, device, plan);
     case 4: return conv2d_launch_forward<Tile<T, 128, 192, 2, 1, true, 4, false, false>>(product, device, plan);
     case 5: return conv2d_launch_forward_cluster<ClusterTile<T, 64, 9, false, false>>(product, plan);
+    case 6: return conv2d_launch_forward_cluster<ClusterTile<T, 256, 4, false, false>>(product, plan);
     }
     // clang-format on
 #endif
