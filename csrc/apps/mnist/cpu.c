@@ -73,7 +73,7 @@ static char *take(int64_t *offset, char *memory, size_t bytes)
 static cuda_ops_conv_block_plan block_plan(const cuda_ops_conv_block_sizes *sizes)
 {
     cuda_ops_conv_block_plan plan;
-    app_check("conv_block", cuda_ops_conv_block_plan_cpu(&plan, sizes, F32));
+    app_check("conv_block", cuda_ops_conv_block_plan_cpu(&plan, sizes));
     return plan;
 }
 
