@@ -72,7 +72,8 @@ for dtype in TOLERANCE:
         for layout in (torch.contiguous_format, torch.channels_last):
             check(
                 lambda x, w, b: cuda_ops.functional.conv_bn_relu_pool(x, w, *[None] * 4, b, padding=1),
-                conv_bn_relu_pool, dtype, shape, (filters, shape[1], 3, 3), (filters,), layout=layout, random=small_numbers,
+                conv_bn_relu_pool, dtype, shape, (filters, shape[1], 3, 3), (filters,),
+                layout=layout, random=small_numbers,
             )
     shape = 2, 3, 70, 16
     check(cuda_ops.functional.scaled_dot_product_attention, F.scaled_dot_product_attention, dtype, shape, shape, shape)
