@@ -10,7 +10,7 @@ precisions   fp32: TF32 off on both sides; tf32: allowed on both; bf16: torch.au
 graph        training.GraphedStep, for PyTorch's side as for ours, several steps in a graph
 one kernel   training.MnistStep, as many steps in a launch; in bf16, up to 1024 images
 floor        the least time in which a copy could move the bytes that no step can do without, or torch.mm do its
-             operations, both timed in this run; on the CPU the operations alone, in float32 those of Winograd's algorithm
+             operations, both timed in this run; on the CPU the operations alone, Winograd's in float32
 
 python -m cuda_ops bench mnist [--seconds 600] [--quick] [--no-compile] [--device cpu]
 """

@@ -60,12 +60,12 @@ Tensor ConvBlock::bytes(size_t count) const
     return empty_bytes(static_cast<int64_t>(count), input);
 }
 
-void ConvBlock::prepare(const char *op)
+void ConvBlock::prepare(const char *op, bool backward)
 {
     check_status(op, cuda_ops_conv_block_plan_cpu(&plan, &sizes));
     prepared = bytes(plan.prepared_bytes);
     parallel_ranges(op, sizes.out_channels / 16, 2, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv_block_prepare_cpu(prepared.data_ptr(), floats(weight), &sizes, begin, end);
+        return cuda_ops_conv_block_prepare_cpu(prepared.data_ptr(), floats(weight), backward, &sizes, begin, end);
     });
 }
 
@@ -81,7 +81,7 @@ static void over_chunks(const char *op, const cuda_ops_conv_block_plan &plan, co
 
 void ConvBlock::convolve(const char *op, const Tensor &conv_output, const Tensor &statistics)
 {
-    prepare(op);
+    prepare(op, false);
     const Tensor moments = bytes(plan.moments_bytes);
     over_chunks(op, plan, [&](int64_t begin, int64_t end, void *workspace) {
         return cuda_ops_conv_block_convolve_cpu(data(conv_output), moments.data_ptr(), data(input), prepared.data_ptr(),
@@ -111,7 +111,9 @@ void ConvBlock::backward(const char *op, const Tensor &grad_input, const Tensor 
                          const Tensor &conv_output, const Tensor &argmax, const Tensor &maximum,
                          const Tensor &statistics)
 {
-    prepare(op);
+    check_status(op, cuda_ops_conv_block_plan_cpu(&plan, &sizes));
+    if (grad_input.defined())
+        prepare(op, true);
     const double *const mean = statistics.const_data_ptr<double>(), *const variance = mean + sizes.out_channels;
     const double *const moments = variance + sizes.out_channels; // of the taps, with one input channel only
     const uint8_t *const argmax_data = argmax.const_data_ptr<uint8_t>();
@@ -129,7 +131,7 @@ void ConvBlock::backward(const char *op, const Tensor &grad_input, const Tensor 
         return;
     over_chunks(op, plan, [&](int64_t begin, int64_t end, void *workspace) {
         return cuda_ops_conv_block_gradients_cpu(data(grad_input), weights.data_ptr(), data(grad_output), argmax_data,
-                                                 data(conv_output), data(input), prepared.data_ptr(), floats(bias),
+                                                 data(conv_output), data(input), data(prepared), floats(bias),
                                                  floats(coefficients), &sizes, begin, end, workspace);
     });
     if (sizes.in_channels > 1)

@@ -46,7 +46,7 @@ struct ConvBlock {
     Tensor prepared;
 
     Tensor bytes(size_t count) const;
-    void prepare(const char *op);
+    void prepare(const char *op, bool backward);
 };
 
 } // namespace cuda_ops

@@ -210,7 +210,7 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
     float *coefficients = poisoned((size_t)(4 * K) * sizeof(float));
     void *work = poisoned(plan.workspace_bytes);
 
-    IN_TWO_PIECES(K / 16, begin, end, cuda_ops_conv_block_prepare_cpu(prepared, weight, &s, begin, end));
+    IN_TWO_PIECES(K / 16, begin, end, cuda_ops_conv_block_prepare_cpu(prepared, weight, 0, &s, begin, end));
     IN_TWO_PIECES(plan.chunks, begin, end,
                   cuda_ops_conv_block_convolve_cpu(conv_output, moments, input, prepared, b, &s, begin, end, work));
     CHECK_OK(cuda_ops_conv_block_statistics_cpu(mean, variance, moments, weight, b, &s));
@@ -229,6 +229,8 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
         cuda_ops_conv_block_sums_cpu(partials, grad_output, argmax, maximum, input, mean, &s, begin, end, work));
     CHECK_OK(cuda_ops_conv_block_prepare_backward_cpu(coefficients, grad_gamma, grad_beta, grad_weight, partials,
                                                       moments, weight, b, mean, variance, gamma, eps, &s));
+    memset(prepared, 0xff, plan.prepared_bytes);
+    IN_TWO_PIECES(K / 16, begin, end, cuda_ops_conv_block_prepare_cpu(prepared, weight, 1, &s, begin, end));
     IN_TWO_PIECES(plan.chunks, begin, end,
                   cuda_ops_conv_block_gradients_cpu(grad_input, parts, grad_output, argmax, conv_output, input,
                                                     prepared, b, coefficients, &s, begin, end, work));
@@ -244,7 +246,7 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
     if (C > 1) {
         /* Without grad_input the weight's gradient has the same bits. */
         float *again = guarded_new(weights, F32);
-        CHECK_OK(cuda_ops_conv_block_gradients_cpu(NULL, parts, grad_output, argmax, conv_output, input, prepared, b,
+        CHECK_OK(cuda_ops_conv_block_gradients_cpu(NULL, parts, grad_output, argmax, conv_output, input, NULL, b,
                                                    coefficients, &s, 0, plan.chunks, work));
         CHECK_OK(cuda_ops_conv_block_reduce_weight_cpu(again, parts, &s, 0, C));
         CHECK(memcmp(again, grad_weight, (size_t)weights * sizeof(float)) == 0, "other bits");
@@ -284,7 +286,7 @@ static void check_special_values(void)
         weight[9 * k + 4] = 1; /* the middle tap: y is the input */
         variance[k] = 1;
     }
-    CHECK_OK(cuda_ops_conv_block_prepare_cpu(prepared, weight, &s, 0, 1));
+    CHECK_OK(cuda_ops_conv_block_prepare_cpu(prepared, weight, 0, &s, 0, 1));
     const struct {
         float input[4];
         int index;
@@ -355,6 +357,6 @@ int main(void)
     CHECK_STATUS(
         cuda_ops_conv_block_gradients_cpu(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &sizes[0], 0, 1, NULL),
         CUDA_OPS_INVALID_ARGUMENT);
-    CHECK_STATUS(cuda_ops_conv_block_prepare_cpu(NULL, NULL, &sizes[1], 0, 5), CUDA_OPS_INVALID_ARGUMENT);
+    CHECK_STATUS(cuda_ops_conv_block_prepare_cpu(NULL, NULL, 0, &sizes[1], 0, 5), CUDA_OPS_INVALID_ARGUMENT);
     return 0;
 }

@@ -123,7 +123,8 @@ def test_float32_parameters_beside_halves(device, dtype, channels, training, cha
     make, outputs, largest = Make(device, torch.float32), 32 if channels == 32 else 16, 2 if channels < 32 else 1
     images = make(6, channels, 12, 10, low=-largest - 0.5, high=largest + 0.5).round().to(dtype)
     weight = make(outputs, channels, 3, 3, low=-largest - 0.5, high=largest + 0.5).round().requires_grad_()
-    bias, gamma, beta = (make(outputs).requires_grad_() for _ in range(3))
+    bias = make(outputs, low=-2.5, high=2.5).round().requires_grad_()
+    gamma, beta = make(outputs).requires_grad_(), make(outputs).requires_grad_()
     statistics = make(outputs), make(outputs, low=0.5)
     parameters = [weight, gamma, beta]
 

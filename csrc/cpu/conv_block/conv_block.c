@@ -14,6 +14,7 @@
 /* Any x86-64 or 64-bit Arm has 16 vector registers of 16 bytes. */
 #define VECTOR_BYTES 16
 #define TILE_ROWS 4
+#define FIRST_LEVEL_BYTES (28 << 10)
 #define TARGET(name) name##_any
 #define LARGER_OR_NAN(a, b) (((a) > (b)) | ((a) != (a)))
 #define CHOOSE(flags, a, b) ((vector_any)(((flags) & (mask_any)(a)) | (~(flags) & (mask_any)(b))))
@@ -54,6 +55,7 @@ static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, 
 }
 DEFINE_TRANSPOSE(avx2, 8)
 #define VECTOR_BYTES 32
+#define FIRST_LEVEL_BYTES (28 << 10)
 #define TILE_ROWS 6 /* 16 registers: 12 accumulators, 2 of b, 1 of a */
 #define TARGET(name) name##_avx2
 #define LARGER_OR_NAN(a, b) (((a) > (b)) | ((a) != (a)))
@@ -69,6 +71,7 @@ typedef int32_t flags_avx2 __attribute__((vector_size(32)));
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma")
 DEFINE_TRANSPOSE(avx512, 16)
 #define VECTOR_BYTES 64
+#define FIRST_LEVEL_BYTES (46 << 10)
 #define TILE_ROWS 12 /* 32 registers: 24 accumulators, 2 of b */
 #define TARGET(name) name##_avx512
 /* Intrinsics, since GCC compiles a selection to three operations. */
@@ -162,7 +165,8 @@ static size_t lay_out_workspace(struct workspace *w, char *memory, const struct 
     w->staged_input = take(memory, &offset, tiled ? 0 : b->padded * C, sizeof(float));
     w->staged_grad = take(memory, &offset, tiled ? 0 : b->padded * K, sizeof(float));
     w->v = take(memory, &offset, winograd ? transformed : 0, sizeof(float));
-    w->m = take(memory, &offset, winograd ? transformed : 0, sizeof(float));
+    /* Also two vectors of products and one image side by side. */
+    w->m = take(memory, &offset, winograd ? max_i64(transformed, 16 * T * MOST_COLUMNS + 4 * T * C) : 0, sizeof(float));
     w->u = take(memory, &offset, winograd ? 16 * C * K : 0, sizeof(float));
     w->pooled = take(memory, &offset, T * K, sizeof(float));
     w->channel = take(memory, &offset, 10 * K, sizeof(float));
@@ -172,11 +176,10 @@ static size_t lay_out_workspace(struct workspace *w, char *memory, const struct 
     w->wide_maximum = take(memory, &offset, wide ? T * K : 0, sizeof(float));
 #if CUDA_OPS_WITH_AMX
     if (tiled) {
-        const size_t bytes = (size_t)parts_of(b) * sizeof(uint16_t);
-        w->pixels = take(memory, &offset, staged_pixels(b) * C, bytes);
-        w->grads = take(memory, &offset, staged_pixels(b) * K, bytes);
-        w->channels = take(memory, &offset, channel_pitch(b) * C, bytes);
-        w->pairs = take(memory, &offset, panel_pixels(b) * K, bytes);
+        w->pixels = take(memory, &offset, staged_pixels(b) * C, sizeof(uint16_t));
+        w->grads = take(memory, &offset, staged_pixels(b) * K, sizeof(uint16_t));
+        w->channels = take(memory, &offset, channel_pitch(b) * C, sizeof(uint16_t));
+        w->pairs = take(memory, &offset, panel_pixels(b) * K, sizeof(uint16_t));
         w->tile_sums = take(memory, &offset, panel_pixels(b) * max_i64(C, K), sizeof(float));
     }
 #endif
@@ -198,7 +201,7 @@ cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, con
     size_t prepared = (one ? TAPS : 32 * C) * K * sizeof(float);
 #if CUDA_OPS_WITH_AMX
     if (is_tiled(&b))
-        prepared = tiled_prepared_bytes(&b);
+        prepared = 2 * (size_t)prepared_weight(&b) * sizeof(uint16_t);
 #endif
     *plan = (cuda_ops_conv_block_plan){
         .chunks = b.chunks,
@@ -238,7 +241,7 @@ CUDA_OPS_SIMD static void transform_weights(float *restrict target, int64_t stri
         }
 }
 
-cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight,
+cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight, int backward,
                                                 const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end)
 {
     struct block b;
@@ -248,14 +251,14 @@ cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *wei
 #if CUDA_OPS_WITH_AMX
     if (is_tiled(&b)) {
         for (int64_t i = begin; i < end; i++)
-            tiled_prepare(prepared, weight, &b, i * SIDE);
+            tiled_prepare(prepared, weight, backward, &b, i * SIDE);
         return CUDA_OPS_SUCCESS;
     }
 #endif
     float *const forward = prepared, *const transposed = forward + 16 * C * K;
     float w[9][LANE_BLOCK];
     for (int64_t k = begin * LANE_BLOCK; k < end * LANE_BLOCK; k += LANE_BLOCK) {
-        for (int64_t c = 0; c < C; c++) {
+        for (int64_t c = 0; c < C && !(backward && C > 1); c++) {
             for (int64_t l = 0; l < LANE_BLOCK; l++)
                 for (int i = 0; i < 9; i++)
                     w[i][l] = weight[((k + l) * C + c) * 9 + i];
@@ -265,7 +268,7 @@ cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *wei
                 for (int i = 0; i < 9; i++)
                     memcpy(forward + i * K + k, w[i], sizeof w[i]);
         }
-        for (int64_t l = 0; C > 1 && l < LANE_BLOCK; l++)
+        for (int64_t l = 0; backward && C > 1 && l < LANE_BLOCK; l++)
             for (int64_t c = 0; c < C; c += LANE_BLOCK) {
                 for (int64_t z = 0; z < LANE_BLOCK; z++)
                     for (int i = 0; i < 9; i++)

@@ -61,8 +61,9 @@ typedef struct cuda_ops_conv_block_plan {
  * CUDA_OPS_UNSUPPORTED_DTYPE for float64. */
 cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes);
 
-/* Sixteens of output channels [begin, end) of out_channels / 16. */
-cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight,
+/* Sixteens of output channels [begin, end) of out_channels / 16. What convolve and pool take of `prepared`, or, if
+ * backward, what gradients takes: each may be prepared without the other. */
+cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight, int backward,
                                                 const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end);
 /* bias may be NULL. */
 cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moments, const void *input,
