@@ -6,7 +6,6 @@
 #include "common/common.h"
 #include "cuda_ops/halves_cpu.h"
 
-enum { MOST_COLUMNS = 32 }; /* two vectors of the widest set */
 enum { CHUNKS = 16, ALIGNMENT = 64, LARGEST = 1 << 18 };
 
 struct block {

@@ -14,7 +14,6 @@
 /* Any x86-64 or 64-bit Arm has 16 vector registers of 16 bytes. */
 #define VECTOR_BYTES 16
 #define TILE_ROWS 4
-#define FIRST_LEVEL_BYTES (28 << 10)
 #define TARGET(name) name##_any
 #define LARGER_OR_NAN(a, b) (((a) > (b)) | ((a) != (a)))
 #define CHOOSE(flags, a, b) ((vector_any)(((flags) & (mask_any)(a)) | (~(flags) & (mask_any)(b))))
@@ -55,7 +54,6 @@ static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, 
 }
 DEFINE_TRANSPOSE(avx2, 8)
 #define VECTOR_BYTES 32
-#define FIRST_LEVEL_BYTES (28 << 10)
 #define TILE_ROWS 6 /* 16 registers: 12 accumulators, 2 of b, 1 of a */
 #define TARGET(name) name##_avx2
 #define LARGER_OR_NAN(a, b) (((a) > (b)) | ((a) != (a)))
@@ -71,7 +69,6 @@ typedef int32_t flags_avx2 __attribute__((vector_size(32)));
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma")
 DEFINE_TRANSPOSE(avx512, 16)
 #define VECTOR_BYTES 64
-#define FIRST_LEVEL_BYTES (46 << 10)
 #define TILE_ROWS 12 /* 32 registers: 24 accumulators, 2 of b */
 #define TARGET(name) name##_avx512
 /* Intrinsics, since GCC compiles a selection to three operations. */
@@ -165,8 +162,7 @@ static size_t lay_out_workspace(struct workspace *w, char *memory, const struct 
     w->staged_input = take(memory, &offset, tiled ? 0 : b->padded * C, sizeof(float));
     w->staged_grad = take(memory, &offset, tiled ? 0 : b->padded * K, sizeof(float));
     w->v = take(memory, &offset, winograd ? transformed : 0, sizeof(float));
-    /* Also two vectors of products and one image side by side. */
-    w->m = take(memory, &offset, winograd ? max_i64(transformed, 16 * T * MOST_COLUMNS + 4 * T * C) : 0, sizeof(float));
+    w->m = take(memory, &offset, winograd ? transformed : 0, sizeof(float));
     w->u = take(memory, &offset, winograd ? 16 * C * K : 0, sizeof(float));
     w->pooled = take(memory, &offset, T * K, sizeof(float));
     w->channel = take(memory, &offset, 10 * K, sizeof(float));

@@ -73,22 +73,11 @@ static void TARGET(squares)(float *restrict squares, const float *restrict outpu
     }
 }
 
-/* Into how many groups an image's windows are cut, whose products then stay in the first-level cache with what is
- * transformed, of `depth` channels, but for the weight: of few windows its rows would be loaded too often. */
-static int64_t TARGET(groups)(const struct block *b, int64_t depth)
-{
-    const int64_t fitting = FIRST_LEVEL_BYTES / (16 * (int64_t)sizeof(float) * (depth + 2 * LANES));
-    const int64_t most = max_i64(fitting, TILE_ROWS / 2 + 1);
-    return (b->windows + most - 1) / most;
-}
-
 static void TARGET(convolve)(void *conv_output, double *moments, const void *input, const float *prepared,
                              const float *bias, const struct block *b, int64_t begin, int64_t end,
                              const struct workspace *w)
 {
     const int64_t C = b->in_channels, K = b->out_channels, T = b->windows, pixels = b->height * b->width;
-    const int64_t groups = TARGET(groups)(b, C);
-    float *const sums = w->channel, *const center = sums + K, *const squares = center + K;
     memset(w->staged_input, 0, (size_t)(b->padded * C) * sizeof(float));
     for (int64_t chunk = end - 1; chunk >= begin; chunk--) {
         double *const moments_of_chunk = moments + 2 * chunk * K;
@@ -98,19 +87,11 @@ static void TARGET(convolve)(void *conv_output, double *moments, const void *inp
         for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
             float *const output = room_for(b, conv_output, n * 4 * T * K, w->wide_conv_output);
             TARGET(stage)(w->staged_input, input, n, b, w);
-            for (int64_t k = 0; k < K; k++)
-                sums[k] = 0;
-            for (int64_t group = 0; group < groups; group++) {
-                const struct TARGET(windows) windows = {T * group / groups, T * (group + 1) / groups};
-                const int64_t count = windows.end - windows.begin;
-                TARGET(transform_input)(w->v, w->staged_input, windows, b->columns, C);
-                for (int64_t k = 0; k < K; k += 2 * LANES) {
-                    for (int i = 0; i < 16; i++)
-                        TARGET(product_columns)(w->m + i * count * 2 * LANES, w->v + i * count * C,
-                                                prepared + i * C * K, count, K, k, C);
-                    TARGET(output_windows)(output, sums, w->m, bias, windows, k, K);
-                }
-            }
+            TARGET(transform_input)(w->v, w->staged_input, b->rows, b->columns, C);
+            for (int i = 0; i < 16; i++)
+                TARGET(product)(w->m + i * T * K, w->v + i * T * C, prepared + i * C * K, T, K, C);
+            float *const sums = w->channel, *const center = sums + K, *const squares = center + K;
+            TARGET(output_image)(output, sums, w->m, bias, T, K);
             for (int64_t k = 0; k < K; k++)
                 center[k] = sums[k] / (float)(4 * T);
             TARGET(squares)(squares, output, center, 4 * T, K);
@@ -289,7 +270,6 @@ static void TARGET(gradients)(void *grad_input, float *weights, const void *grad
                               const struct workspace *w)
 {
     const int64_t C = b->in_channels, K = b->out_channels, T = b->windows, pixels = b->height * b->width;
-    const int64_t groups = TARGET(groups)(b, K);
     const float *const transposed_weight = grad_input ? prepared + 16 * C * K : NULL;
     memset(w->staged_input, 0, (size_t)(b->padded * C) * sizeof(float));
     memset(w->staged_grad, 0, (size_t)(b->padded * K) * sizeof(float));
@@ -300,27 +280,19 @@ static void TARGET(gradients)(void *grad_input, float *weights, const void *grad
             const float *const y = as_float(b, conv_output, n * 4 * T * K, 4 * T * K, w->wide_conv_output);
             TARGET(grad_image)(w->m, grad_input ? w->staged_grad : NULL, grad, argmax + n * T * K, y, coefficients, b);
             TARGET(stage)(w->staged_input, input, n, b, w);
-            TARGET(transform_input)(w->v, w->staged_input, (struct TARGET(windows)){0, T}, b->columns, C);
+            TARGET(transform_input)(w->v, w->staged_input, b->rows, b->columns, C);
             for (int i = 0; i < 16; i++)
                 TARGET(product_transposed)(w->u + i * C * K, w->v + i * T * C, w->m + i * T * K, C, K, T);
             if (!grad_input)
                 continue;
+            TARGET(transform_input)(w->v, w->staged_grad, b->rows, b->columns, K);
+            for (int i = 0; i < 16; i++)
+                TARGET(product)(w->m + i * T * C, w->v + i * T * K, transposed_weight + i * K * C, T, C, K);
             float *const target = room_for(b, grad_input, n * C * pixels, w->wide_input);
-            float *const dense = b->input_channels_last ? target : w->m; /* its first parts are no longer needed */
-            float *const m = w->m + C * pixels, *const v = w->v;
-            for (int64_t group = 0; group < groups; group++) {
-                const struct TARGET(windows) windows = {T * group / groups, T * (group + 1) / groups};
-                const int64_t count = windows.end - windows.begin;
-                TARGET(transform_input)(v, w->staged_grad, windows, b->columns, K);
-                for (int64_t c = 0; c < C; c += 2 * LANES) {
-                    for (int i = 0; i < 16; i++)
-                        TARGET(product_columns)(m + i * count * 2 * LANES, v + i * count * K,
-                                                transposed_weight + i * K * C, count, C, c, K);
-                    TARGET(grad_input_windows)(dense, m, windows, c, b);
-                }
-            }
+            /* v is no longer needed */
+            TARGET(grad_input_image)(b->input_channels_last ? target : w->v, w->m, b);
             if (!b->input_channels_last)
-                TARGET(transpose)(target, dense, pixels, C);
+                TARGET(transpose)(target, w->v, pixels, C);
             store_rounded(b, grad_input, n * C * pixels, target, C * pixels);
         }
         TARGET(inverse_weight)(weights + chunk * 9 * C * K, w->u, C * K);
@@ -331,7 +303,6 @@ static const struct kernels TARGET(kernels) = {TARGET(convolve), TARGET(pool), T
                                                TARGET(gradients_one)};
 
 #undef LANES
-#undef FIRST_LEVEL_BYTES
 #undef VECTOR_BYTES
 #undef TILE_ROWS
 #undef TARGET

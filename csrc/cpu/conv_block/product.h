@@ -36,22 +36,22 @@ CUDA_OPS_INLINE void TARGET(tile)(const int rows, const int vectors, const bool 
 #if TILE_ROWS > 6
 #define LARGE_TILES(vectors)                                                                                           \
     case 12:                                                                                                           \
-        TARGET(tile)(12, vectors, transposed, target, output_row, left, a_stride, right, n, depth);                    \
+        TARGET(tile)(12, vectors, transposed, target, n, left, a_stride, right, n, depth);                             \
         break;                                                                                                         \
     case 11:                                                                                                           \
-        TARGET(tile)(11, vectors, transposed, target, output_row, left, a_stride, right, n, depth);                    \
+        TARGET(tile)(11, vectors, transposed, target, n, left, a_stride, right, n, depth);                             \
         break;                                                                                                         \
     case 10:                                                                                                           \
-        TARGET(tile)(10, vectors, transposed, target, output_row, left, a_stride, right, n, depth);                    \
+        TARGET(tile)(10, vectors, transposed, target, n, left, a_stride, right, n, depth);                             \
         break;                                                                                                         \
     case 9:                                                                                                            \
-        TARGET(tile)(9, vectors, transposed, target, output_row, left, a_stride, right, n, depth);                     \
+        TARGET(tile)(9, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;                                                                                                         \
     case 8:                                                                                                            \
-        TARGET(tile)(8, vectors, transposed, target, output_row, left, a_stride, right, n, depth);                     \
+        TARGET(tile)(8, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;                                                                                                         \
     case 7:                                                                                                            \
-        TARGET(tile)(7, vectors, transposed, target, output_row, left, a_stride, right, n, depth);                     \
+        TARGET(tile)(7, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;
 #else
 #define LARGE_TILES(vectors)
@@ -59,54 +59,52 @@ CUDA_OPS_INLINE void TARGET(tile)(const int rows, const int vectors, const bool 
 #if TILE_ROWS > 4
 #define MIDDLE_TILES(vectors)                                                                                          \
     case 6:                                                                                                            \
-        TARGET(tile)(6, vectors, transposed, target, output_row, left, a_stride, right, n, depth);                     \
+        TARGET(tile)(6, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;                                                                                                         \
     case 5:                                                                                                            \
-        TARGET(tile)(5, vectors, transposed, target, output_row, left, a_stride, right, n, depth);                     \
+        TARGET(tile)(5, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;
 #else
 #define MIDDLE_TILES(vectors)
 #endif
 
-/* `vectors` vectors of columns of output (m rows, `output_row` apart), of column j on of b (rows of n). The rows are cut
- * into tiles of nearly the same height: a last tile of a single row would be bound by the latency of its
- * multiply-adds. */
-CUDA_OPS_INLINE void TARGET(tile_column)(const int vectors, const bool transposed, float *output, int64_t output_row,
-                                         const float *a, int64_t a_stride, const float *b, int64_t m, int64_t n,
-                                         int64_t j, int64_t depth)
+/* `vectors` vectors of columns of output (m x n) from column j on. The rows are cut into tiles of nearly the same
+ * height: a last tile of a single row would be bound by the latency of its multiply-adds. */
+CUDA_OPS_INLINE void TARGET(tile_column)(const int vectors, const bool transposed, float *output, const float *a,
+                                         int64_t a_stride, const float *b, int64_t m, int64_t n, int64_t j,
+                                         int64_t depth)
 {
     const int64_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t i = m * tile / tiles, rows = m * (tile + 1) / tiles - i;
-        float *target = output + i * output_row;
+        float *target = output + i * n + j;
         const float *left = a + (transposed ? i : i * a_stride), *right = b + j;
         switch (rows) {
             LARGE_TILES(vectors)
             MIDDLE_TILES(vectors)
         case 4:
-            TARGET(tile)(4, vectors, transposed, target, output_row, left, a_stride, right, n, depth);
+            TARGET(tile)(4, vectors, transposed, target, n, left, a_stride, right, n, depth);
             break;
         case 3:
-            TARGET(tile)(3, vectors, transposed, target, output_row, left, a_stride, right, n, depth);
+            TARGET(tile)(3, vectors, transposed, target, n, left, a_stride, right, n, depth);
             break;
         case 2:
-            TARGET(tile)(2, vectors, transposed, target, output_row, left, a_stride, right, n, depth);
+            TARGET(tile)(2, vectors, transposed, target, n, left, a_stride, right, n, depth);
             break;
         default:
-            TARGET(tile)(1, vectors, transposed, target, output_row, left, a_stride, right, n, depth);
+            TARGET(tile)(1, vectors, transposed, target, n, left, a_stride, right, n, depth);
         }
     }
 }
 
-/* output (m x 2 vectors, dense; or one vector, where n has no more) = columns from j on of a (m x depth) * b
- * (depth x n), both dense. */
-static void TARGET(product_columns)(float *output, const float *a, const float *b, int64_t m, int64_t n, int64_t j,
-                                    int64_t depth)
+/* output (m x n) = a (m x depth) * b (depth x n), all dense; n is a multiple of 16. */
+static void TARGET(product)(float *output, const float *a, const float *b, int64_t m, int64_t n, int64_t depth)
 {
-    if (j + 2 * LANES <= n)
-        TARGET(tile_column)(2, false, output, 2 * LANES, a, depth, b, m, n, j, depth);
-    else
-        TARGET(tile_column)(1, false, output, 2 * LANES, a, depth, b, m, n, j, depth);
+    int64_t j = 0;
+    for (; j + 2 * LANES <= n; j += 2 * LANES)
+        TARGET(tile_column)(2, false, output, a, depth, b, m, n, j, depth);
+    for (; j < n; j += LANES)
+        TARGET(tile_column)(1, false, output, a, depth, b, m, n, j, depth);
 }
 
 /* output (m x n) += a^T * b, a being depth x m. */
@@ -115,9 +113,9 @@ static void TARGET(product_transposed)(float *output, const float *a, const floa
 {
     int64_t j = 0;
     for (; j + 2 * LANES <= n; j += 2 * LANES)
-        TARGET(tile_column)(2, true, output + j, n, a, m, b, m, n, j, depth);
+        TARGET(tile_column)(2, true, output, a, m, b, m, n, j, depth);
     for (; j < n; j += LANES)
-        TARGET(tile_column)(1, true, output + j, n, a, m, b, m, n, j, depth);
+        TARGET(tile_column)(1, true, output, a, m, b, m, n, j, depth);
 }
 
 #undef LARGE_TILES

@@ -1,44 +1,37 @@
 /* Winograd's transforms for one instruction set (see conv_block/kernel.h, whose names V, U, M, T, C and K these
  * are). */
 
-/* Windows [begin, end) of an image. */
-struct TARGET(windows) {
-    int64_t begin, end;
-};
-
-/* V = B^T d B of those windows, d being the 4x4 input tile of `channels` channels around each in `staged`. */
-static void TARGET(transform_input)(float *restrict v, const float *restrict staged, struct TARGET(windows) windows,
-                                    int64_t columns, int64_t channels)
+/* V = B^T d B of each window, d being the 4x4 input tile of `channels` channels around it in `staged`. */
+static void TARGET(transform_input)(float *restrict v, const float *restrict staged, int64_t rows, int64_t columns,
+                                    int64_t channels)
 {
-    const int64_t pitch = (2 * columns + 2) * channels, plane = (windows.end - windows.begin) * channels;
-    int64_t y = windows.begin / columns, x = windows.begin % columns;
-    for (int64_t t = windows.begin; t < windows.end; t++, x++) {
-        if (x == columns)
-            x = 0, y++;
-        const float *from = staged + 2 * y * pitch + 2 * x * channels;
-        float *to = v + (t - windows.begin) * channels;
-        for (int64_t c = 0; c < channels; c += LANES) {
-            TARGET(vector) t[4][4];
+    const int64_t pitch = (2 * columns + 2) * channels, plane = rows * columns * channels;
+    for (int64_t y = 0; y < rows; y++)
+        for (int64_t x = 0; x < columns; x++) {
+            const float *from = staged + 2 * y * pitch + 2 * x * channels;
+            float *to = v + (y * columns + x) * channels;
+            for (int64_t c = 0; c < channels; c += LANES) {
+                TARGET(vector) t[4][4];
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                const float *column = from + j * channels + c;
-                const TARGET(vector) d0 = TARGET(load)(column), d1 = TARGET(load)(column + pitch);
-                const TARGET(vector) d2 = TARGET(load)(column + 2 * pitch);
-                const TARGET(vector) d3 = TARGET(load)(column + 3 * pitch);
-                t[0][j] = d0 - d2;
-                t[1][j] = d1 + d2;
-                t[2][j] = d2 - d1;
-                t[3][j] = d1 - d3;
-            }
+                for (int j = 0; j < 4; j++) {
+                    const float *column = from + j * channels + c;
+                    const TARGET(vector) d0 = TARGET(load)(column), d1 = TARGET(load)(column + pitch);
+                    const TARGET(vector) d2 = TARGET(load)(column + 2 * pitch);
+                    const TARGET(vector) d3 = TARGET(load)(column + 3 * pitch);
+                    t[0][j] = d0 - d2;
+                    t[1][j] = d1 + d2;
+                    t[2][j] = d2 - d1;
+                    t[3][j] = d1 - d3;
+                }
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                TARGET(store)(to + c + (4 * i + 0) * plane, t[i][0] - t[i][2]);
-                TARGET(store)(to + c + (4 * i + 1) * plane, t[i][1] + t[i][2]);
-                TARGET(store)(to + c + (4 * i + 2) * plane, t[i][2] - t[i][1]);
-                TARGET(store)(to + c + (4 * i + 3) * plane, t[i][1] - t[i][3]);
+                for (int i = 0; i < 4; i++) {
+                    TARGET(store)(to + c + (4 * i + 0) * plane, t[i][0] - t[i][2]);
+                    TARGET(store)(to + c + (4 * i + 1) * plane, t[i][1] + t[i][2]);
+                    TARGET(store)(to + c + (4 * i + 2) * plane, t[i][2] - t[i][1]);
+                    TARGET(store)(to + c + (4 * i + 3) * plane, t[i][1] - t[i][3]);
+                }
             }
         }
-    }
 }
 
 /* y[0 ... 3] = A^T m A for one window and vector of channels. */
@@ -58,28 +51,25 @@ CUDA_OPS_INLINE void TARGET(inverse)(TARGET(vector) y[4], const float *m, int64_
     }
 }
 
-/* The convolution of those windows (T x 4 x K) in `vectors` vectors of channels from k on, from M (16 x windows x 2
- * vectors), with bias, which is added to the sum of each channel. */
-static void TARGET(output_windows)(float *restrict output, float *restrict sums, const float *restrict m,
-                                   const float *bias, struct TARGET(windows) windows, int64_t k, int64_t channels)
+/* One image's convolution (T x 4 x K) from M, with bias, and the sum of each channel. */
+static void TARGET(output_image)(float *restrict output, float *restrict sums, const float *restrict m,
+                                 const float *bias, int64_t windows, int64_t channels)
 {
-    const int64_t count = windows.end - windows.begin;
-    for (int v = 0; v < 2 && k + v * LANES < channels; v++) {
-        const TARGET(vector) b = bias ? TARGET(load)(bias + k + v * LANES) : BROADCAST(0.0f);
-        TARGET(vector) sum = BROADCAST(0.0f);
-        float *to = output + 4 * windows.begin * channels + k + v * LANES;
-        for (int64_t t = 0; t < count; t++) {
+    for (int64_t k = 0; k < channels; k++)
+        sums[k] = 0;
+    for (int64_t t = 0; t < windows; t++)
+        for (int64_t k = 0; k < channels; k += LANES) {
             TARGET(vector) y[4];
-            TARGET(inverse)(y, m + t * 2 * LANES + v * LANES, count * 2 * LANES);
+            TARGET(inverse)(y, m + t * channels + k, windows * channels);
+            const TARGET(vector) b = bias ? TARGET(load)(bias + k) : BROADCAST(0.0f);
+            float *to = output + 4 * t * channels + k;
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; i++, to += channels) {
+            for (int i = 0; i < 4; i++) {
                 y[i] += b;
-                TARGET(store)(to, y[i]);
+                TARGET(store)(to + i * channels, y[i]);
             }
-            sum += (y[0] + y[1]) + (y[2] + y[3]);
+            TARGET(store)(sums + k, TARGET(load)(sums + k) + ((y[0] + y[1]) + (y[2] + y[3])));
         }
-        TARGET(store)(sums + k + v * LANES, TARGET(load)(sums + k + v * LANES) + sum);
-    }
 }
 
 /* dy, the gradient of the convolution's output: A dy A^T goes to `transformed` (16 x T x K), dy itself to `staged`
@@ -127,26 +117,23 @@ static void TARGET(grad_image)(float *restrict transformed, float *restrict stag
         }
 }
 
-/* Those windows of grad_input (height x width x C), in two vectors of channels from c on, from m (16 x windows x 2
- * vectors). */
-static void TARGET(grad_input_windows)(float *restrict output, const float *restrict m, struct TARGET(windows) windows,
-                                       int64_t c, const struct block *b)
+/* One image of grad_input, height x width x C, from m (16 x T x C). */
+static void TARGET(grad_input_image)(float *restrict output, const float *restrict m, const struct block *b)
 {
-    const int64_t C = b->in_channels, pitch = b->width * C, count = windows.end - windows.begin;
-    for (int v = 0; v < 2 && c + v * LANES < C; v++) {
-        int64_t row = windows.begin / b->columns, column = windows.begin % b->columns;
-        for (int64_t t = 0; t < count; t++, column++) {
-            if (column == b->columns)
-                column = 0, row++;
-            float *const to = output + 2 * row * pitch + 2 * column * C + c + v * LANES;
-            TARGET(vector) y[4];
-            TARGET(inverse)(y, m + t * 2 * LANES + v * LANES, count * 2 * LANES);
-            TARGET(store)(to, y[0]);
-            TARGET(store)(to + C, y[1]);
-            TARGET(store)(to + pitch, y[2]);
-            TARGET(store)(to + pitch + C, y[3]);
+    const int64_t C = b->in_channels, pitch = b->width * C;
+    for (int64_t row = 0; row < b->rows; row++)
+        for (int64_t column = 0; column < b->columns; column++) {
+            const float *from = m + (row * b->columns + column) * C;
+            float *to = output + 2 * row * pitch + 2 * column * C;
+            for (int64_t c = 0; c < C; c += LANES) {
+                TARGET(vector) y[4];
+                TARGET(inverse)(y, from + c, b->windows * C);
+                TARGET(store)(to + c, y[0]);
+                TARGET(store)(to + C + c, y[1]);
+                TARGET(store)(to + pitch + c, y[2]);
+                TARGET(store)(to + pitch + C + c, y[3]);
+            }
         }
-    }
 }
 
 /* weights (9 x C x K) = G^T u G. */
