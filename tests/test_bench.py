@@ -453,6 +453,20 @@ def test_percent_of_ceiling_is_by_the_tighter_bound():
     assert ceiling.percent(1, bytes_moved=50, flops=900) == 90
 
 
+def test_floor_of_the_mnist_step():
+    import mnist_step
+
+    slow_memory = harness.Ceiling(bytes_per_second=1, flops_per_second=1e12)
+    slow_products = harness.Ceiling(bytes_per_second=1e12, flops_per_second=1)
+    direct = 2 * 64 * (2 * 28 * 28 * 32 * 9 + 3 * (14 * 14 * 64 * 288 + 3136 * 128 + 1280))
+    assert mnist_step.floor_seconds(64, "bf16", slow_memory, "cuda") > 1e6
+    assert mnist_step.floor_seconds(64, "bf16", slow_memory, "cpu") == direct / 1e12
+    assert mnist_step.floor_seconds(64, "fp32", slow_products, "cuda") == direct
+    assert mnist_step.floor_seconds(64, "bf16", slow_products, "cpu") == direct
+    winograd = direct - 2 * 64 * 3 * 14 * 14 * 64 * 288 * 20 / 36
+    assert mnist_step.floor_seconds(64, "fp32", slow_products, "cpu") == pytest.approx(winograd)
+
+
 def test_race_keeps_other_precisions(tmp_path):
     import mnist_report
     import mnist_step

@@ -15,8 +15,14 @@ assert torch.ops.cuda_ops.cpu_isa() == sys.argv[1], torch.ops.cuda_ops.cpu_isa()
 torch.manual_seed(0)
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
-def check(ours, native, dtype, *shapes, layout=torch.contiguous_format):
-    inputs = [torch.randn(shape, dtype=dtype) for shape in shapes]
+def small_numbers(shape, dtype):
+    return torch.randint(-1, 2, shape).to(dtype) if len(shape) == 4 else torch.randn(shape, dtype=dtype)
+
+def conv_bn_relu_pool(x, w, b):
+    return F.max_pool2d(F.relu(F.batch_norm(F.conv2d(x, w, padding=1), None, None, None, b, training=True)), 2)
+
+def check(ours, native, dtype, *shapes, layout=torch.contiguous_format, random=torch.randn):
+    inputs = [random(shape, dtype=dtype) for shape in shapes]
     inputs = [t.contiguous(memory_format=layout) if t.dim() == 4 else t for t in inputs]
     inputs = [t.requires_grad_() for t in inputs]
     wide = [t.detach().double().requires_grad_() for t in inputs]
@@ -59,6 +65,15 @@ for dtype in TOLERANCE:
             check(
                 lambda *a: cuda_ops.functional.conv2d(*a, stride, padding, 1, groups),
                 lambda *a: F.conv2d(*a, stride, padding, 1, groups), dtype, *shapes, layout=layout,
+            )
+    # Whole numbers, which are exact in every dtype: the maximum of a window does not depend on rounding, nor, with a
+    # bias of the normalisation, what relu leaves.
+    for shape, filters in [((3, 1, 28, 28), 32), ((5, 32, 14, 14), 64), ((3, 64, 6, 8), 32), ((2, 16, 4, 6), 48)]:
+        for layout in (torch.contiguous_format, torch.channels_last):
+            check(
+                lambda x, w, b: cuda_ops.functional.conv_bn_relu_pool(x, w, *[None] * 4, b, padding=1),
+                conv_bn_relu_pool, dtype, shape, (filters, shape[1], 3, 3), (filters,),
+                layout=layout, random=small_numbers,
             )
     shape = 2, 3, 70, 16
     check(cuda_ops.functional.scaled_dot_product_attention, F.scaled_dot_product_attention, dtype, shape, shape, shape)

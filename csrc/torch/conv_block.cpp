@@ -5,6 +5,7 @@
 
 #include "cpu_workspace.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -20,10 +21,10 @@ std::optional<cuda_ops_conv_block_sizes> conv_block_sizes(const cuda_ops_conv2d_
         conv.dilation_width != 1 || conv.out_height != conv.in_height || conv.out_width != conv.in_width ||
         !halved(pool.height) || !halved(pool.width))
         return std::nullopt;
-    cuda_ops_conv_block_sizes sizes{1, conv.in_channels,  conv.out_channels, conv.in_height, conv.in_width,
-                                    0, pool.channels_last};
+    cuda_ops_conv_block_sizes sizes{
+        1, conv.in_channels, conv.out_channels, conv.in_height, conv.in_width, 0, pool.channels_last, dtype};
     cuda_ops_conv_block_plan plan;
-    if (cuda_ops_conv_block_plan_cpu(&plan, &sizes, dtype) != CUDA_OPS_SUCCESS)
+    if (cuda_ops_conv_block_plan_cpu(&plan, &sizes) != CUDA_OPS_SUCCESS)
         return std::nullopt;
     sizes.batch = conv.batch;
     return sizes;
@@ -35,16 +36,21 @@ int64_t conv_block_statistics(const cuda_ops_conv_block_sizes &sizes)
 }
 
 ConvBlock::ConvBlock(const cuda_ops_conv_block_sizes &given, const Tensor &given_input, const Tensor &given_weight,
-                     const std::optional<Tensor> &given_bias, const Tensor &norm_weight, const Tensor &norm_bias,
-                     double eps)
+                     const std::optional<Tensor> &given_bias, const Tensor &given_norm_weight,
+                     const Tensor &given_norm_bias, double eps)
     : sizes(given), input(given_input.contiguous(given_input.suggest_memory_format())),
-      weight(given_weight.contiguous()), bias(given_bias ? given_bias->contiguous() : Tensor()),
-      norm_weight(norm_weight), norm_bias(norm_bias), eps(eps)
+      weight(widened(given_weight).contiguous()), bias(given_bias ? widened(*given_bias).contiguous() : Tensor()),
+      norm_weight(widened(given_norm_weight)), norm_bias(widened(given_norm_bias)), eps(eps)
 {
     sizes.input_channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
 }
 
-static float *data(const Tensor &tensor)
+static void *data(const Tensor &tensor)
+{
+    return tensor.defined() && tensor.numel() > 0 ? tensor.data_ptr() : nullptr;
+}
+
+static float *floats(const Tensor &tensor)
 {
     return tensor.defined() && tensor.numel() > 0 ? tensor.data_ptr<float>() : nullptr;
 }
@@ -54,12 +60,12 @@ Tensor ConvBlock::bytes(size_t count) const
     return empty_bytes(static_cast<int64_t>(count), input);
 }
 
-void ConvBlock::prepare(const char *op)
+void ConvBlock::prepare(const char *op, bool backward)
 {
-    check_status(op, cuda_ops_conv_block_plan_cpu(&plan, &sizes, CUDA_OPS_FLOAT32));
+    check_status(op, cuda_ops_conv_block_plan_cpu(&plan, &sizes));
     prepared = bytes(plan.prepared_bytes);
     parallel_ranges(op, sizes.out_channels / 16, 2, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv_block_prepare_cpu(prepared.data_ptr(), data(weight), &sizes, begin, end);
+        return cuda_ops_conv_block_prepare_cpu(prepared.data_ptr(), floats(weight), backward, &sizes, begin, end);
     });
 }
 
@@ -75,15 +81,15 @@ static void over_chunks(const char *op, const cuda_ops_conv_block_plan &plan, co
 
 void ConvBlock::convolve(const char *op, const Tensor &conv_output, const Tensor &statistics)
 {
-    prepare(op);
+    prepare(op, false);
     const Tensor moments = bytes(plan.moments_bytes);
     over_chunks(op, plan, [&](int64_t begin, int64_t end, void *workspace) {
         return cuda_ops_conv_block_convolve_cpu(data(conv_output), moments.data_ptr(), data(input), prepared.data_ptr(),
-                                                data(bias), &sizes, begin, end, workspace);
+                                                floats(bias), &sizes, begin, end, workspace);
     });
     double *const mean = statistics.data_ptr<double>(), *const variance = mean + sizes.out_channels;
-    check_status(
-        op, cuda_ops_conv_block_statistics_cpu(mean, variance, moments.data_ptr(), data(weight), data(bias), &sizes));
+    check_status(op, cuda_ops_conv_block_statistics_cpu(mean, variance, moments.data_ptr(), floats(weight),
+                                                        floats(bias), &sizes));
     if (sizes.in_channels == 1)
         std::copy_n(static_cast<const double *>(moments.data_ptr()), CUDA_OPS_CONV_BLOCK_TAP_MOMENTS,
                     variance + sizes.out_channels);
@@ -95,8 +101,8 @@ void ConvBlock::pool(const char *op, const Tensor &output, const Tensor &argmax,
     over_chunks(op, plan, [&](int64_t begin, int64_t end, void *workspace) {
         return cuda_ops_conv_block_pool_cpu(data(output), argmax.defined() ? argmax.data_ptr<uint8_t>() : nullptr,
                                             data(maximum), data(conv_output), data(input), prepared.data_ptr(),
-                                            data(bias), mean, variance, data(norm_weight), data(norm_bias), eps, &sizes,
-                                            begin, end, workspace);
+                                            floats(bias), mean, variance, floats(norm_weight), floats(norm_bias), eps,
+                                            &sizes, begin, end, workspace);
     });
 }
 
@@ -105,30 +111,32 @@ void ConvBlock::backward(const char *op, const Tensor &grad_input, const Tensor 
                          const Tensor &conv_output, const Tensor &argmax, const Tensor &maximum,
                          const Tensor &statistics)
 {
-    prepare(op);
+    check_status(op, cuda_ops_conv_block_plan_cpu(&plan, &sizes));
+    if (grad_input.defined())
+        prepare(op, true);
     const double *const mean = statistics.const_data_ptr<double>(), *const variance = mean + sizes.out_channels;
     const double *const moments = variance + sizes.out_channels; // of the taps, with one input channel only
     const uint8_t *const argmax_data = argmax.const_data_ptr<uint8_t>();
     const Tensor partials = bytes(plan.partials_bytes), weights = bytes(plan.weights_bytes);
-    const Tensor coefficients = empty({4 * sizes.out_channels}, input.options());
+    const Tensor coefficients = empty({4 * sizes.out_channels}, weight.options());
     over_chunks(op, plan, [&](int64_t begin, int64_t end, void *workspace) {
         return cuda_ops_conv_block_sums_cpu(partials.data_ptr(), data(grad_output), argmax_data, data(maximum),
                                             data(input), mean, &sizes, begin, end, workspace);
     });
-    check_status(op, cuda_ops_conv_block_prepare_backward_cpu(data(coefficients), data(grad_norm_weight),
-                                                              data(grad_norm_bias), data(grad_weight),
-                                                              partials.data_ptr(), moments, data(weight), data(bias),
-                                                              mean, variance, data(norm_weight), eps, &sizes));
+    check_status(op, cuda_ops_conv_block_prepare_backward_cpu(
+                         floats(coefficients), floats(grad_norm_weight), floats(grad_norm_bias), floats(grad_weight),
+                         partials.data_ptr(), moments, floats(weight), floats(bias), mean, variance,
+                         floats(norm_weight), eps, &sizes));
     if (sizes.in_channels == 1 && !grad_input.defined())
         return;
     over_chunks(op, plan, [&](int64_t begin, int64_t end, void *workspace) {
         return cuda_ops_conv_block_gradients_cpu(data(grad_input), weights.data_ptr(), data(grad_output), argmax_data,
-                                                 data(conv_output), data(input), prepared.data_ptr(), data(bias),
-                                                 data(coefficients), &sizes, begin, end, workspace);
+                                                 data(conv_output), data(input), data(prepared), floats(bias),
+                                                 floats(coefficients), &sizes, begin, end, workspace);
     });
     if (sizes.in_channels > 1)
         parallel_ranges(op, sizes.in_channels, 4, [&](int64_t begin, int64_t end) {
-            return cuda_ops_conv_block_reduce_weight_cpu(data(grad_weight), weights.data_ptr(), &sizes, begin, end);
+            return cuda_ops_conv_block_reduce_weight_cpu(floats(grad_weight), weights.data_ptr(), &sizes, begin, end);
         });
 }
 

@@ -22,7 +22,8 @@ int64_t conv_block_statistics(const cuda_ops_conv_block_sizes &sizes);
 
 struct ConvBlock {
     cuda_ops_conv_block_sizes sizes;
-    Tensor input, weight, bias, norm_weight, norm_bias; // float32, contiguous, the last three maybe undefined
+    Tensor input, weight, bias, norm_weight,
+        norm_bias; // all but input float32, contiguous, the last three maybe undefined
     double eps;
 
     // input: in either memory format; the others as the op gets them.
@@ -35,7 +36,7 @@ struct ConvBlock {
     void pool(const char *op, const Tensor &output, const Tensor &argmax, const Tensor &maximum,
               const Tensor &conv_output, const double *mean, const double *variance);
     // grad_output in the memory format of output; grad_input undefined where it is not wanted, else in the memory
-    // format of input; grad_weight contiguous.
+    // format of input; grad_weight contiguous. The gradients of parameters are float32.
     void backward(const char *op, const Tensor &grad_input, const Tensor &grad_weight, const Tensor &grad_norm_weight,
                   const Tensor &grad_norm_bias, const Tensor &grad_output, const Tensor &conv_output,
                   const Tensor &argmax, const Tensor &maximum, const Tensor &statistics);
@@ -45,7 +46,7 @@ struct ConvBlock {
     Tensor prepared;
 
     Tensor bytes(size_t count) const;
-    void prepare(const char *op);
+    void prepare(const char *op, bool backward);
 };
 
 } // namespace cuda_ops

@@ -111,9 +111,7 @@ static Plan plan_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
     plan.cuda.keeps_conv_output = plan.cuda.keeps_maximum = plan.cuda.makes_grad_input = 1;
     plan.cuda.statistics = 2 * problem.conv.out_channels;
     if (!cuda) {
-        // The CPU computes halves in float32 (halves.h).
-        const cuda_ops_dtype computed = is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype;
-        if (const auto block = conv_block_sizes(problem.conv, problem.pool, computed)) {
+        if (const auto block = conv_block_sizes(problem.conv, problem.pool, dtype)) {
             plan.kind = Plan::CPU_BLOCK;
             plan.cuda.keeps_conv_output = plan.cuda.keeps_maximum = problem.conv.in_channels > 1;
             plan.cuda.statistics = conv_block_statistics(*block);
@@ -232,16 +230,13 @@ static void pool_forward(const char *op, const Tensor &output, const Tensor &arg
     });
 }
 
-static void update_running_cpu(const char *op, const cuda_ops_running_statistics &running, const double *mean,
+static void update_running_cpu(const char *op, const RunningStatistics &running, const double *mean,
                                const double *variance, const Problem &problem)
 {
-    const int64_t count = problem.conv.batch * problem.conv.out_height * problem.conv.out_width;
-    if (running.mean)
-        check_status(op,
-                     cuda_ops_batch_norm_update_cpu(running.mean, running.variance, mean, variance,
-                                                    problem.conv.out_channels, count, running.momentum, running.dtype));
-    if (running.batches)
-        *running.batches += 1;
+    if (running.mean.defined())
+        running.update_cpu(op, mean, variance, problem.conv.out_channels,
+                           problem.conv.batch * problem.conv.out_height * problem.conv.out_width);
+    running.count_batch();
 }
 
 // Unused in a build without CUDA.
@@ -337,7 +332,8 @@ conv_bn_relu_pool_training(const Tensor &input, const Tensor &weight, const std:
                                     CHANNEL);
     const Plan plan = plan_of(problem, input.is_cuda(), dtype);
     const bool keeps_conv_output = plan.cuda.keeps_conv_output;
-    if (is_cpu_half(input) && !problem.empty()) {
+    // Halves in float32 (halves.h), but those that conv_block takes.
+    if (is_cpu_half(input) && !problem.empty() && plan.kind != Plan::CPU_BLOCK) {
         // With running statistics as float32 of their own, which are then rounded once.
         const std::optional<Tensor> new_mean = widened(running_mean), new_variance = widened(running_var);
         const auto [result, its_conv_output, its_argmax, its_maximum, its_statistics] =
@@ -374,7 +370,7 @@ conv_bn_relu_pool_training(const Tensor &input, const Tensor &weight, const std:
         ConvBlock block(*conv_block_sizes(problem.conv, problem.pool, dtype), input, weight, bias, norm.weight,
                         norm.bias, eps);
         block.convolve(op, conv_output, statistics);
-        update_running_cpu(op, running.statistics, mean, variance, problem);
+        update_running_cpu(op, running, mean, variance, problem);
         block.pool(op, output, argmax, maximum, conv_output, mean, variance);
         break;
     }
@@ -383,7 +379,7 @@ conv_bn_relu_pool_training(const Tensor &input, const Tensor &weight, const std:
                                      problem.parameters, problem.pool.channels_last);
         batch_statistics(op, statistics, conv_output, problem, eps, dtype);
         if (!input.is_cuda())
-            update_running_cpu(op, running.statistics, mean, variance, problem);
+            update_running_cpu(op, running, mean, variance, problem);
         pool_forward(op, output, argmax, maximum, conv_output, problem, mean, variance, CUDA_OPS_FLOAT64, norm,
                      &running.statistics, dtype);
         break;
@@ -539,7 +535,7 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         Tensor grad_weight = empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
         return {grad_input, grad_weight.zero_(), grad_bias.zero_(), grad_bn_weight.zero_(), grad_bn_bias.zero_()};
     }
-    if (is_cpu_half(input)) {
+    if (is_cpu_half(input) && plan.kind != Plan::CPU_BLOCK) {
         const auto [to_input, to_weight, to_bias, to_bn_weight, to_bn_bias] =
             in_float32(conv_bn_relu_pool_backward, grad_output, input, weight, bias, bn_weight, bn_bias, conv_output,
                        argmax, maximum, statistics, eps, geometry, needs_grad_input);
@@ -551,21 +547,31 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
     const Tensor g = grad_output.contiguous(format), kept_argmax = argmax.contiguous(format),
                  kept = statistics.contiguous();
     if (plan.kind == Plan::CPU_BLOCK) {
-        Tensor grad_weight = empty(weight.sizes(), weight.options().memory_format(at::MemoryFormat::Contiguous));
+        const auto floats = input.options().dtype(at::kFloat);
+        const auto float32_of = [&](const Tensor &grad) {
+            return is_half(grad.scalar_type()) ? empty(grad.sizes(), floats) : grad;
+        };
+        const Tensor grad_weight = empty(weight.sizes(), floats.memory_format(at::MemoryFormat::Contiguous));
         if (needs_grad_input)
             grad_input = empty(input.sizes(), input.options().memory_format(input.suggest_memory_format()));
         ConvBlock block(*conv_block_sizes(problem.conv, problem.pool, dtype), input, weight, bias, norm.weight,
                         norm.bias, eps);
-        Tensor grad_beta = grad_bn_bias.numel() > 0 ? grad_bn_bias : empty({channels}, input.options());
-        block.backward(op, needs_grad_input ? grad_input : Tensor(), grad_weight, grad_bn_weight, grad_beta, g,
+        const Tensor grad_gamma = float32_of(grad_bn_weight);
+        const Tensor grad_beta = grad_bn_bias.numel() > 0 ? float32_of(grad_bn_bias) : empty({channels}, floats);
+        block.backward(op, needs_grad_input ? grad_input : Tensor(), grad_weight, grad_gamma, grad_beta, g,
                        plan.cuda.keeps_conv_output ? conv_output.contiguous(format) : conv_output, kept_argmax,
                        plan.cuda.keeps_maximum ? maximum.contiguous(format) : maximum, kept);
         if (bias) { // 0, or NaN where something is not finite
+            const Tensor zeros = float32_of(grad_bias);
             const float *const from = grad_beta.const_data_ptr<float>();
-            std::transform(from, from + channels, grad_bias.data_ptr<float>(), [](float g) { return 0.0f * g; });
+            std::transform(from, from + channels, zeros.data_ptr<float>(), [](float g) { return 0.0f * g; });
+            round_back(grad_bias, zeros);
         }
-        return {grad_input, grad_weight.contiguous(memory_format(weight_channels_last)), grad_bias, grad_bn_weight,
-                grad_bn_bias};
+        round_back(grad_bn_weight, grad_gamma);
+        if (grad_bn_bias.numel() > 0)
+            round_back(grad_bn_bias, grad_beta);
+        return {grad_input, grad_weight.to(weight.scalar_type()).contiguous(memory_format(weight_channels_last)),
+                grad_bias, grad_bn_weight, grad_bn_bias};
     }
     if (plan.kind == Plan::WHOLE && (plan.cuda.makes_grad_input || !needs_grad_input)) {
         // With one channel both formats are the same bytes, and differ in the strides only.

@@ -65,9 +65,10 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     Tensor output = empty(sizes, x.options());
     if (output.numel() == 0)
         return output;
-    if (has_half_product(x) && w.scalar_type() == x.scalar_type()) {
-        half_product(op, output.view({size.rows, size.out_features}), x.view({size.rows, size.in_features}), w.t(),
-                     bias_data, /*relu=*/true);
+    if (has_half_product(x)) { // float32 parameters are rounded
+        const Tensor weight_of_type = w.to(x.scalar_type()), bias_of_type = bias ? b.to(x.scalar_type()) : Tensor();
+        half_product(op, output.view({size.rows, size.out_features}), x.view({size.rows, size.in_features}),
+                     weight_of_type.t(), bias ? bias_of_type.const_data_ptr() : nullptr, /*relu=*/true);
         return output;
     }
     if (is_cpu_half(x))
@@ -147,16 +148,18 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = grad_output.contiguous(), y = output.contiguous(), x = input.contiguous();
     const Tensor w = weight.contiguous();
-    if (has_half_product(x) && w.scalar_type() == x.scalar_type()) {
+    if (has_half_product(x)) {
         using Product = Tensor(const Tensor &, const Tensor &);
         static const auto backward_input = registered_op<Product>("cuda_ops::linear_backward_input");
-        static const auto backward_weight = registered_op<Product>("cuda_ops::linear_backward_weight");
+        static const auto backward_half_weight = registered_op<Product>("cuda_ops::linear_backward_weight");
+        static const auto backward_float32_weight = registered_op<Product>("cuda_ops::linear_backward_float32_weight");
+        const auto &backward_weight = is_half(parameter_dtype) ? backward_half_weight : backward_float32_weight;
         static const auto backward_bias = registered_op<Tensor(const Tensor &)>("cuda_ops::linear_backward_bias");
         const Tensor masked = empty(g.sizes(), g.options());
         parallel_elements(op, g.numel(), dtype, cuda_ops_linear_relu_mask_cpu, writes(masked), reads(g), reads(y));
-        return {with_input ? backward_input.call(masked, w) : empty({0}, x.options()),
+        return {with_input ? backward_input.call(masked, w.to(x.scalar_type())) : empty({0}, x.options()),
                 with_weight ? backward_weight.call(masked, x) : empty({0}, w.options()),
-                with_bias ? backward_bias.call(masked) : empty({0}, w.options())};
+                with_bias ? backward_bias.call(masked).to(w.scalar_type()) : empty({0}, w.options())};
     }
     if (is_cpu_half(x)) {
         const auto [to_input, to_weight, to_bias] =

@@ -1,4 +1,5 @@
 #include "cuda_ops/conv_block.h"
+#include "cuda_ops/cpu_isa.h"
 
 #include "check.h"
 
@@ -38,17 +39,16 @@ static void *poisoned(size_t bytes)
 }
 
 /* weight[k][c] of tap (r, s) times the input there, or zero outside. */
-static double term(const float *input, const cuda_ops_conv_block_sizes *s, int64_t n, int64_t c, int64_t y, int64_t x,
+static double term(const void *input, const cuda_ops_conv_block_sizes *s, int64_t n, int64_t c, int64_t y, int64_t x,
                    int tap)
 {
     const int64_t row = y + tap / 3 - 1, column = x + tap % 3 - 1;
     if (row < 0 || row >= s->height || column < 0 || column >= s->width)
         return 0;
-    return (double)input[input_at(s, n, c, row, column)];
+    return get(input, input_at(s, n, c, row, column), s->dtype);
 }
 
-static reference convolve(const float *input, const float *weight, const float *bias,
-                          const cuda_ops_conv_block_sizes *s)
+static reference convolve(const void *input, const float *weight, const float *bias, const cuda_ops_conv_block_sizes *s)
 {
     const int64_t pixels = s->height * s->width, K = s->out_channels, C = s->in_channels;
     reference r = {doubles(s->batch * K * pixels), doubles(K), doubles(K)};
@@ -73,7 +73,7 @@ static reference convolve(const float *input, const float *weight, const float *
 }
 
 /* The gradient of y, from the windows that the block says are active. */
-static double *grad_of_y(double *grad_norm_weight, double *grad_norm_bias, const reference *r, const float *grad_output,
+static double *grad_of_y(double *grad_norm_weight, double *grad_norm_bias, const reference *r, const void *grad_output,
                          const uint8_t *argmax, const float *norm_weight, double eps,
                          const cuda_ops_conv_block_sizes *s)
 {
@@ -91,7 +91,7 @@ static double *grad_of_y(double *grad_norm_weight, double *grad_norm_bias, const
                     continue;
                 const int64_t y = t / columns * 2 + index / 2, x = t % columns * 2 + index % 2;
                 const int64_t at = (n * K + k) * pixels + y * s->width + x;
-                const double dz = (double)grad_output[output_at(s, n, k, t / columns, t % columns)];
+                const double dz = get(grad_output, output_at(s, n, k, t / columns, t % columns), s->dtype);
                 grad[at] = dz;
                 grad_norm_bias[k] += dz;
                 grad_norm_weight[k] += dz * (r->y[at] - r->mean[k]) * rstd;
@@ -107,7 +107,7 @@ static double *grad_of_y(double *grad_norm_weight, double *grad_norm_bias, const
     return grad;
 }
 
-static void check_output(const float *output, const uint8_t *argmax, const reference *r, const float *norm_weight,
+static void check_output(const void *output, const uint8_t *argmax, const reference *r, const float *norm_weight,
                          const float *norm_bias, double eps, double tolerance, const cuda_ops_conv_block_sizes *s)
 {
     const int64_t pixels = s->height * s->width, K = s->out_channels, columns = s->width / 2, windows = pixels / 4;
@@ -127,14 +127,14 @@ static void check_output(const float *output, const uint8_t *argmax, const refer
                         chosen = z;
                 }
                 const double expected = best > 0 ? best : 0;
-                CHECK_NEAR(output, output_at(s, n, k, t / columns, t % columns), expected, tolerance, F32);
+                CHECK_NEAR(output, output_at(s, n, k, t / columns, t % columns), expected, tolerance, s->dtype);
                 /* Where two are nearly the same either may be taken. */
                 CHECK(fabs(chosen - expected) <= tolerance * (1 + expected), "window %lld: value %g at %d, expected %g",
                       (long long)t, chosen, index, expected);
             }
 }
 
-static void check_grad_input(const float *grad_input, const double *grad, const float *weight, double tolerance,
+static void check_grad_input(const void *grad_input, const double *grad, const float *weight, double tolerance,
                              const cuda_ops_conv_block_sizes *s)
 {
     const int64_t K = s->out_channels, C = s->in_channels;
@@ -150,11 +150,11 @@ static void check_grad_input(const float *grad_input, const double *grad, const 
                                 sum += (double)weight[(k * C + c) * 9 + tap] *
                                        grad[(n * K + k) * s->height * s->width + row * s->width + column];
                     }
-                    CHECK_NEAR(grad_input, input_at(s, n, c, y, x), sum, tolerance, F32);
+                    CHECK_NEAR(grad_input, input_at(s, n, c, y, x), sum, tolerance, s->dtype);
                 }
 }
 
-static void check_grad_weight(const float *grad_weight, const double *grad, const float *input, double tolerance,
+static void check_grad_weight(const float *grad_weight, const double *grad, const void *input, double tolerance,
                               const cuda_ops_conv_block_sizes *s)
 {
     const int64_t K = s->out_channels, C = s->in_channels, pixels = s->height * s->width;
@@ -173,24 +173,33 @@ static void check_grad_weight(const float *grad_weight, const double *grad, cons
             }
 }
 
-/* Everything, in two ranges as two threads would do it, with the input's values about `middle`. */
+/* Everything, in two ranges as two threads would do it, with the input's values about `middle`. In bfloat16 input and
+ * weight are whole numbers, whose convolution is exact, so that the maximum of a window does not depend on how it is
+ * computed. */
 static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, double middle)
 {
     /* Winograd's transforms add up to 16 numbers before and after the products; a middle far from zero is a part of
-     * every product that the normalisation takes off again. */
-    const double tolerance = 3e-5 * (1 + fabs(middle)), eps = 1e-5;
+     * every product that the normalisation takes off again. bfloat16: the gradient of the convolution is rounded. */
+    const bool half = s.dtype == CUDA_OPS_BFLOAT16;
+    const double tolerance = half ? 2 * rounding(s.dtype) : 3e-5 * (1 + fabs(middle)), eps = 1e-5;
     const int64_t pixels = s.height * s.width, K = s.out_channels, C = s.in_channels, windows = pixels / 4;
     cuda_ops_conv_block_plan plan;
-    CHECK_OK(cuda_ops_conv_block_plan_cpu(&plan, &s, F32));
+    CHECK_OK(cuda_ops_conv_block_plan_cpu(&plan, &s));
     const int64_t inputs = s.batch * C * pixels, outputs = s.batch * K * windows, weights = K * C * 9;
-    float *input = guarded_numbers(inputs, 1, F32), *weight = guarded_numbers(weights, 2, F32);
+    void *input = guarded_numbers(inputs, 1, s.dtype);
+    float *weight = guarded_numbers(weights, 2, F32);
     for (int64_t i = 0; i < inputs; i++)
-        input[i] += (float)middle;
+        set(input, i, half ? round(2 * number((uint64_t)i)) : get(input, i, F32) + middle, s.dtype);
+    for (int64_t i = 0; half && i < weights; i++)
+        weight[i] = roundf(weight[i]);
     float *bias = guarded_numbers(K, 3, F32), *norm_weight = guarded_numbers(K, 4, F32);
-    float *norm_bias = guarded_numbers(K, 5, F32), *grad_output = guarded_numbers(outputs, 6, F32);
+    float *norm_bias = guarded_numbers(K, 5, F32);
+    void *grad_output = guarded_numbers(outputs, 6, s.dtype);
+    for (int64_t k = 0; half && k < K; k++)
+        bias[k] = roundf(bias[k]);
     const float *const b = with_parameters ? bias : NULL, *const gamma = with_parameters ? norm_weight : NULL;
     const float *const beta = with_parameters ? norm_bias : NULL;
-    float *output = guarded_new(outputs, F32), *grad_input = guarded_new(inputs, F32);
+    void *output = guarded_new(outputs, s.dtype), *grad_input = guarded_new(inputs, s.dtype);
     float *grad_weight = guarded_new(weights, F32), *grad_gamma = guarded_new(K, F32), *grad_beta = guarded_new(K, F32);
     uint8_t *argmax = guarded_bytes(outputs, 1);
     double *mean = doubles(K), *variance = doubles(K), *grad_gamma_expected = doubles(K),
@@ -201,7 +210,7 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
     float *coefficients = poisoned((size_t)(4 * K) * sizeof(float));
     void *work = poisoned(plan.workspace_bytes);
 
-    IN_TWO_PIECES(K / 16, begin, end, cuda_ops_conv_block_prepare_cpu(prepared, weight, &s, begin, end));
+    IN_TWO_PIECES(K / 16, begin, end, cuda_ops_conv_block_prepare_cpu(prepared, weight, 0, &s, begin, end));
     IN_TWO_PIECES(plan.chunks, begin, end,
                   cuda_ops_conv_block_convolve_cpu(conv_output, moments, input, prepared, b, &s, begin, end, work));
     CHECK_OK(cuda_ops_conv_block_statistics_cpu(mean, variance, moments, weight, b, &s));
@@ -220,6 +229,8 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
         cuda_ops_conv_block_sums_cpu(partials, grad_output, argmax, maximum, input, mean, &s, begin, end, work));
     CHECK_OK(cuda_ops_conv_block_prepare_backward_cpu(coefficients, grad_gamma, grad_beta, grad_weight, partials,
                                                       moments, weight, b, mean, variance, gamma, eps, &s));
+    memset(prepared, 0xff, plan.prepared_bytes);
+    IN_TWO_PIECES(K / 16, begin, end, cuda_ops_conv_block_prepare_cpu(prepared, weight, 1, &s, begin, end));
     IN_TWO_PIECES(plan.chunks, begin, end,
                   cuda_ops_conv_block_gradients_cpu(grad_input, parts, grad_output, argmax, conv_output, input,
                                                     prepared, b, coefficients, &s, begin, end, work));
@@ -235,7 +246,7 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
     if (C > 1) {
         /* Without grad_input the weight's gradient has the same bits. */
         float *again = guarded_new(weights, F32);
-        CHECK_OK(cuda_ops_conv_block_gradients_cpu(NULL, parts, grad_output, argmax, conv_output, input, prepared, b,
+        CHECK_OK(cuda_ops_conv_block_gradients_cpu(NULL, parts, grad_output, argmax, conv_output, input, NULL, b,
                                                    coefficients, &s, 0, plan.chunks, work));
         CHECK_OK(cuda_ops_conv_block_reduce_weight_cpu(again, parts, &s, 0, C));
         CHECK(memcmp(again, grad_weight, (size_t)weights * sizeof(float)) == 0, "other bits");
@@ -246,14 +257,14 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
         mean,     variance,    r.y,     r.mean,  r.variance, grad,  grad_gamma_expected, grad_beta_expected};
     for (size_t i = 0; i < sizeof raw / sizeof *raw; i++)
         free(raw[i]);
-    guarded_free(input, inputs, F32);
+    guarded_free(input, inputs, s.dtype);
     guarded_free(weight, weights, F32);
     guarded_free(bias, K, F32);
     guarded_free(norm_weight, K, F32);
     guarded_free(norm_bias, K, F32);
-    guarded_free(grad_output, outputs, F32);
-    guarded_free(output, outputs, F32);
-    guarded_free(grad_input, inputs, F32);
+    guarded_free(grad_output, outputs, s.dtype);
+    guarded_free(output, outputs, s.dtype);
+    guarded_free(grad_input, inputs, s.dtype);
     guarded_free(grad_weight, weights, F32);
     guarded_free(grad_gamma, K, F32);
     guarded_free(grad_beta, K, F32);
@@ -263,9 +274,9 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
 /* NaN passes on to the output, of equal values the first is taken, and zero passes no gradient. */
 static void check_special_values(void)
 {
-    const cuda_ops_conv_block_sizes s = {1, 1, 16, 2, 2, 0, 1};
+    const cuda_ops_conv_block_sizes s = {1, 1, 16, 2, 2, 0, 1, CUDA_OPS_FLOAT32};
     cuda_ops_conv_block_plan plan;
-    CHECK_OK(cuda_ops_conv_block_plan_cpu(&plan, &s, F32));
+    CHECK_OK(cuda_ops_conv_block_plan_cpu(&plan, &s));
     float *prepared = poisoned(plan.prepared_bytes);
     void *work = poisoned(plan.workspace_bytes);
     float weight[16 * 9] = {0}, output[16];
@@ -275,7 +286,7 @@ static void check_special_values(void)
         weight[9 * k + 4] = 1; /* the middle tap: y is the input */
         variance[k] = 1;
     }
-    CHECK_OK(cuda_ops_conv_block_prepare_cpu(prepared, weight, &s, 0, 1));
+    CHECK_OK(cuda_ops_conv_block_prepare_cpu(prepared, weight, 0, &s, 0, 1));
     const struct {
         float input[4];
         int index;
@@ -305,36 +316,47 @@ static void check_special_values(void)
 int main(void)
 {
     static const cuda_ops_conv_block_sizes sizes[] = {
-        {3, 1, 32, 28, 28, 0, 0},  /* the MNIST network's blocks */
-        {2, 32, 64, 14, 14, 0, 0}, /* one image in each chunk */
-        {1, 1, 16, 2, 2, 0, 0},    /* the smallest */
-        {1, 16, 16, 2, 2, 0, 0},   /* and of several channels */
-        {17, 16, 16, 4, 6, 0, 0},  /* a chunk of two images */
-        {3, 48, 16, 6, 4, 0, 0},   /* an odd number of vectors */
-        {2, 16, 80, 2, 10, 0, 0},  {35, 1, 48, 4, 2, 0, 0},
+        {3, 1, 32, 28, 28, 0, 0, CUDA_OPS_FLOAT32},  /* the MNIST network's blocks */
+        {2, 32, 64, 14, 14, 0, 0, CUDA_OPS_FLOAT32}, /* one image in each chunk */
+        {1, 1, 16, 2, 2, 0, 0, CUDA_OPS_FLOAT32},    /* the smallest */
+        {1, 16, 16, 2, 2, 0, 0, CUDA_OPS_FLOAT32},   /* and of several channels */
+        {17, 16, 16, 4, 6, 0, 0, CUDA_OPS_FLOAT32},  /* a chunk of two images */
+        {3, 48, 16, 6, 4, 0, 0, CUDA_OPS_FLOAT32},   /* an odd number of vectors */
+        {2, 16, 80, 2, 10, 0, 0, CUDA_OPS_FLOAT32},  {35, 1, 48, 4, 2, 0, 0, CUDA_OPS_FLOAT32},
+        {19, 64, 32, 4, 6, 0, 0, CUDA_OPS_FLOAT32}, /* two steps of depth; panels of pixels that end within a row */
+        {2, 32, 96, 8, 8, 0, 0, CUDA_OPS_FLOAT32},   {3, 32, 32, 2, 2, 0, 0, CUDA_OPS_FLOAT32},
     };
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int layout = 0; layout < 4; layout++) {
-            cuda_ops_conv_block_sizes s = sizes[i];
-            s.input_channels_last = layout & 1;
-            s.output_channels_last = layout >> 1;
-            check_block(s, layout != 1, layout == 3 ? 8 : 0);
-        }
+    /* Each instruction set: those that the processor has not are refused. */
+    static const char *const names[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx", NULL};
+    for (size_t isa = 0; isa < sizeof names / sizeof *names; isa++)
+        for (size_t i = 0; cuda_ops_cpu_isa_select(names[isa]) == CUDA_OPS_SUCCESS && i < sizeof sizes / sizeof *sizes;
+             i++)
+            for (int layout = 0; layout < 8; layout++) {
+                cuda_ops_conv_block_sizes s = sizes[i];
+                s.input_channels_last = layout & 1;
+                s.output_channels_last = layout >> 1 & 1;
+                s.dtype = layout < 4 ? F32 : CUDA_OPS_BFLOAT16;
+                check_block(s, layout % 4 != 1, layout == 3 ? 8 : 0);
+            }
     check_special_values();
 
     cuda_ops_conv_block_plan plan;
     static const cuda_ops_conv_block_sizes wrong[] = {
-        {0, 16, 16, 4, 4, 0, 0},     {1, 0, 16, 4, 4, 0, 0},          {1, 8, 16, 4, 4, 0, 0},
-        {1, 16, 8, 4, 4, 0, 0},      {1, 16, 0, 4, 4, 0, 0},          {1, 16, 16, 5, 4, 0, 0},
-        {1, 16, 16, 4, 3, 0, 0},     {1, 16, 16, 0, 4, 0, 0},         {1, 1, 16, 1024, 512, 0, 0},
-        {1, 1024, 1024, 2, 2, 0, 0}, {INT64_MAX, 16, 16, 4, 4, 0, 0},
+        {0, 16, 16, 4, 4, 0, 0, CUDA_OPS_FLOAT32},         {1, 0, 16, 4, 4, 0, 0, CUDA_OPS_FLOAT32},
+        {1, 8, 16, 4, 4, 0, 0, CUDA_OPS_FLOAT32},          {1, 16, 8, 4, 4, 0, 0, CUDA_OPS_FLOAT32},
+        {1, 16, 0, 4, 4, 0, 0, CUDA_OPS_FLOAT32},          {1, 16, 16, 5, 4, 0, 0, CUDA_OPS_FLOAT32},
+        {1, 16, 16, 4, 3, 0, 0, CUDA_OPS_FLOAT32},         {1, 16, 16, 0, 4, 0, 0, CUDA_OPS_FLOAT32},
+        {1, 1, 16, 1024, 512, 0, 0, CUDA_OPS_FLOAT32},     {1, 1024, 1024, 2, 2, 0, 0, CUDA_OPS_FLOAT32},
+        {INT64_MAX, 16, 16, 4, 4, 0, 0, CUDA_OPS_FLOAT32},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        CHECK_STATUS(cuda_ops_conv_block_plan_cpu(&plan, &wrong[i], F32), CUDA_OPS_INVALID_ARGUMENT);
-    CHECK_STATUS(cuda_ops_conv_block_plan_cpu(&plan, &sizes[0], CUDA_OPS_FLOAT64), CUDA_OPS_UNSUPPORTED_DTYPE);
+        CHECK_STATUS(cuda_ops_conv_block_plan_cpu(&plan, &wrong[i]), CUDA_OPS_INVALID_ARGUMENT);
+    cuda_ops_conv_block_sizes doubles_too = sizes[0];
+    doubles_too.dtype = CUDA_OPS_FLOAT64;
+    CHECK_STATUS(cuda_ops_conv_block_plan_cpu(&plan, &doubles_too), CUDA_OPS_UNSUPPORTED_DTYPE);
     CHECK_STATUS(
         cuda_ops_conv_block_gradients_cpu(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &sizes[0], 0, 1, NULL),
         CUDA_OPS_INVALID_ARGUMENT);
-    CHECK_STATUS(cuda_ops_conv_block_prepare_cpu(NULL, NULL, &sizes[1], 0, 5), CUDA_OPS_INVALID_ARGUMENT);
+    CHECK_STATUS(cuda_ops_conv_block_prepare_cpu(NULL, NULL, 0, &sizes[1], 0, 5), CUDA_OPS_INVALID_ARGUMENT);
     return 0;
 }

@@ -115,18 +115,19 @@ def test_statistics_without_loss(device, batch, offset):
     assert_close(variance, y.var(1), 1e-5, "variance")
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("channels", [1, 4, 32])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_float32_parameters_beside_halves(dtype, channels, training, channels_last):
-    """As under autocast: everything but the images in float32, and gradients too."""
-    make = Make("cuda", torch.float32)
-    images = make(6, channels, 12, 10, low=-2.5, high=2.5).round().to(dtype)
-    weight = make(16, channels, 3, 3, low=-2.5, high=2.5).round().requires_grad_()
-    bias, gamma, beta = (make(16).requires_grad_() for _ in range(3))
-    statistics = make(16), make(16, low=0.5)
+def test_float32_parameters_beside_halves(device, dtype, channels, training, channels_last):
+    """As under autocast: everything but the images in float32, and gradients too. Whole numbers, so small that what is
+    convolved of them is exact."""
+    make, outputs, largest = Make(device, torch.float32), 32 if channels == 32 else 16, 2 if channels < 32 else 1
+    images = make(6, channels, 12, 10, low=-largest - 0.5, high=largest + 0.5).round().to(dtype)
+    weight = make(outputs, channels, 3, 3, low=-largest - 0.5, high=largest + 0.5).round().requires_grad_()
+    bias = make(outputs, low=-2.5, high=2.5).round().requires_grad_()
+    gamma, beta = make(outputs).requires_grad_(), make(outputs).requires_grad_()
+    statistics = make(outputs), make(outputs, low=0.5)
     parameters = [weight, gamma, beta]
 
     def run(images, *statistics, function):
@@ -262,11 +263,10 @@ def test_the_switch_of_winograd_is_obeyed(monkeypatch):
         conv_bn_relu_pool(input, weight, None, None, None, padding=1)
 
 
-@pytest.mark.cuda
-def test_autocast_casts_images_alone():
-    block = cuda_ops.nn.ConvBNReLUMaxPool2d(1, 32, 3, padding=1, channels_last=True).cuda()
-    images = torch.randn(4, 1, 28, 28, device="cuda")
-    with torch.autocast("cuda", torch.bfloat16):
+def test_autocast_casts_images_alone(device):
+    block = cuda_ops.nn.ConvBNReLUMaxPool2d(1, 32, 3, padding=1, channels_last=True).to(device)
+    images = torch.randn(4, 1, 28, 28, device=device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
         output = block(images)
     assert output.dtype == torch.bfloat16
     output.float().sum().backward()

@@ -73,7 +73,7 @@ static char *take(int64_t *offset, char *memory, size_t bytes)
 static cuda_ops_conv_block_plan block_plan(const cuda_ops_conv_block_sizes *sizes)
 {
     cuda_ops_conv_block_plan plan;
-    app_check("conv_block", cuda_ops_conv_block_plan_cpu(&plan, sizes, F32));
+    app_check("conv_block", cuda_ops_conv_block_plan_cpu(&plan, sizes));
     return plan;
 }
 
@@ -113,7 +113,7 @@ static void cpu_block_forward(mnist_device *device, float *output, void *saved, 
     const block_buffers p = divide_block(saved, &plan, s);
     char *const workspace = app_cpu_workspace(&self->base, (int64_t)plan.workspace_bytes);
     const int64_t stride = app_cpu_padded((int64_t)plan.workspace_bytes);
-    SPREAD(op, s->out_channels / 16, 2, cuda_ops_conv_block_prepare_cpu(p.prepared, t->weight, s, begin, end));
+    SPREAD(op, s->out_channels / 16, 2, cuda_ops_conv_block_prepare_cpu(p.prepared, t->weight, 0, s, begin, end));
     SPREAD(op, plan.chunks, 1,
            cuda_ops_conv_block_convolve_cpu(p.conv_output, p.moments, input, p.prepared, t->bias, s, begin, end,
                                             workspace + thread * stride));
@@ -153,6 +153,8 @@ static void cpu_block_backward(mnist_device *device, float *grad_input, const mn
     memset(gradients->bias, 0, (size_t)s->out_channels * sizeof(float)); /* batch norm subtracts the bias again */
     if (s->in_channels == 1 && !grad_input)
         return;
+    if (grad_input)
+        SPREAD(op, s->out_channels / 16, 2, cuda_ops_conv_block_prepare_cpu(p.prepared, t->weight, 1, s, begin, end));
     SPREAD(op, plan.chunks, 1,
            cuda_ops_conv_block_gradients_cpu(grad_input, p.weights, grad_output, argmax, p.conv_output, input,
                                              p.prepared, t->bias, p.coefficients, s, begin, end,

@@ -67,7 +67,8 @@ static cuda_ops_conv_block_sizes block_sizes(const block *b, int64_t batch)
                                        .height = b->side,
                                        .width = b->side,
                                        .input_channels_last = b->weight != CONV1_WEIGHT,
-                                       .output_channels_last = b->weight == CONV1_WEIGHT};
+                                       .output_channels_last = b->weight == CONV1_WEIGHT,
+                                       .dtype = CUDA_OPS_FLOAT32};
 }
 
 static mnist_block_tensors block_tensors(float *const *tensor)

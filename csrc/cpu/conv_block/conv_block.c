@@ -9,6 +9,7 @@
 #include "conv_block/block.h"
 #include "conv_block/tap_moments.h"
 #include "cuda_ops/cpu_isa.h"
+#include "gemm/tiles.h"
 
 /* Any x86-64 or 64-bit Arm has 16 vector registers of 16 bytes. */
 #define VECTOR_BYTES 16
@@ -83,6 +84,12 @@ typedef __mmask16 flags_avx512;
 #pragma GCC pop_options
 #endif
 
+#if CUDA_OPS_WITH_AMX
+#include "gemm/tile_packing.h"
+
+#include "conv_block/tiled.h"
+#endif
+
 static const struct kernels *choose(void)
 {
 #if CUDA_OPS_WITH_TARGETS
@@ -114,8 +121,22 @@ static bool read_sizes(struct block *b, const cuda_ops_conv_block_sizes *s)
                         .windows = s->height / 2 * (s->width / 2),
                         .chunks = min_i64(s->batch, CHUNKS),
                         .input_channels_last = s->input_channels_last,
-                        .output_channels_last = s->output_channels_last};
+                        .output_channels_last = s->output_channels_last,
+                        .dtype = s->dtype,
+                        .pitch = s->width + 2,
+                        .padded = (s->height + 2) * (s->width + 2)};
     return true;
+}
+
+/* Whether conv_block/tiled.h takes it. */
+static bool by_tiles(const struct block *b)
+{
+#if CUDA_OPS_WITH_AMX
+    return is_tiled(b);
+#else
+    (void)b;
+    return false;
+#endif
 }
 
 static size_t aligned(size_t bytes)
@@ -123,46 +144,67 @@ static size_t aligned(size_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+/* The next `count` elements of `bytes` bytes, `offset` bytes behind `memory`, which may be NULL. */
+static void *take(char *memory, size_t *offset, int64_t count, size_t bytes)
+{
+    char *const result = memory ? memory + *offset : NULL;
+    *offset += aligned((size_t)count * bytes);
+    return result;
+}
+
 /* Divides `memory` into the workspace's buffers; returns its size, for which memory may be NULL. */
 static size_t lay_out_workspace(struct workspace *w, char *memory, const struct block *b)
 {
     const int64_t C = b->in_channels, K = b->out_channels, T = b->windows;
-    const int64_t padded = (b->height + 2) * (b->width + 2);
-    const bool one = C == 1;
-    float **const buffers[] = {&w->staged_input, &w->staged_grad, &w->v, &w->m, &w->u, &w->pooled, &w->channel};
-    const int64_t counts[] = {padded * C,
-                              padded * K,
-                              one ? 0 : 16 * T * max_i64(C, K),
-                              one ? 0 : 16 * T * max_i64(C, K),
-                              one ? 0 : 16 * C * K,
-                              T * K,
-                              10 * K};
+    const int64_t transformed = 16 * T * max_i64(C, K);
+    const bool tiled = by_tiles(b), winograd = C > 1 && !tiled, wide = b->dtype != CUDA_OPS_FLOAT32;
     size_t offset = 0;
-    for (int i = 0; i < 7; i++) {
-        *buffers[i] = memory ? (float *)(void *)(memory + offset) : NULL;
-        offset += aligned((size_t)counts[i] * sizeof(float));
+    w->staged_input = take(memory, &offset, tiled ? 0 : b->padded * C, sizeof(float));
+    w->staged_grad = take(memory, &offset, tiled ? 0 : b->padded * K, sizeof(float));
+    w->v = take(memory, &offset, winograd ? transformed : 0, sizeof(float));
+    w->m = take(memory, &offset, winograd ? transformed : 0, sizeof(float));
+    w->u = take(memory, &offset, winograd ? 16 * C * K : 0, sizeof(float));
+    w->pooled = take(memory, &offset, T * K, sizeof(float));
+    w->channel = take(memory, &offset, 10 * K, sizeof(float));
+    w->wide_input = take(memory, &offset, wide && !tiled ? 4 * T * C : 0, sizeof(float));
+    w->wide_conv_output = take(memory, &offset, wide ? 4 * T * K : 0, sizeof(float));
+    w->wide_output = take(memory, &offset, wide ? T * K : 0, sizeof(float));
+    w->wide_maximum = take(memory, &offset, wide ? T * K : 0, sizeof(float));
+#if CUDA_OPS_WITH_AMX
+    if (tiled) {
+        w->pixels = take(memory, &offset, staged_pixels(b) * C, sizeof(uint16_t));
+        w->grads = take(memory, &offset, staged_pixels(b) * K, sizeof(uint16_t));
+        w->channels = take(memory, &offset, channel_pitch(b) * C, sizeof(uint16_t));
+        w->pairs = take(memory, &offset, panel_pixels(b) * K, sizeof(uint16_t));
+        w->tile_sums = take(memory, &offset, panel_pixels(b) * max_i64(C, K), sizeof(float));
     }
+#endif
     return offset;
 }
 
-cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes,
-                                             cuda_ops_dtype dtype)
+cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes)
 {
     struct block b;
     struct workspace w;
-    if (dtype != CUDA_OPS_FLOAT32)
+    if (sizes->dtype != CUDA_OPS_FLOAT32 && sizes->dtype != CUDA_OPS_FLOAT16 && sizes->dtype != CUDA_OPS_BFLOAT16)
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     if (!read_sizes(&b, sizes))
         return CUDA_OPS_INVALID_ARGUMENT;
     const bool one = b.in_channels == 1;
     const size_t K = (size_t)b.out_channels, C = (size_t)b.in_channels, chunks = (size_t)b.chunks;
     const size_t pooled = (size_t)(b.batch * b.windows) * K;
+    const size_t element = b.dtype == CUDA_OPS_FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+    size_t prepared = (one ? TAPS : 32 * C) * K * sizeof(float);
+#if CUDA_OPS_WITH_AMX
+    if (is_tiled(&b))
+        prepared = 2 * (size_t)prepared_weight(&b) * sizeof(uint16_t);
+#endif
     *plan = (cuda_ops_conv_block_plan){
         .chunks = b.chunks,
-        .prepared_bytes = (one ? TAPS * K : 32 * C * K) * sizeof(float),
-        .conv_output_bytes = one ? 0 : 4 * pooled * sizeof(float),
+        .prepared_bytes = prepared,
+        .conv_output_bytes = one ? 0 : 4 * pooled * element,
         .argmax_bytes = pooled,
-        .maximum_bytes = one ? 0 : pooled * sizeof(float),
+        .maximum_bytes = one ? 0 : pooled * element,
         .moments_bytes = chunks * (one ? TAPS + PAIRS : 2 * K) * sizeof(double),
         .partials_bytes = chunks * (one ? 10 : 2) * K * sizeof(double),
         .weights_bytes = one ? 0 : chunks * TAPS * C * K * sizeof(float),
@@ -195,17 +237,24 @@ CUDA_OPS_SIMD static void transform_weights(float *restrict target, int64_t stri
         }
 }
 
-cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight,
+cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight, int backward,
                                                 const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end)
 {
     struct block b;
     if (!read_sizes(&b, sizes) || begin < 0 || end > b.out_channels / LANE_BLOCK)
         return CUDA_OPS_INVALID_ARGUMENT;
     const int64_t C = b.in_channels, K = b.out_channels;
+#if CUDA_OPS_WITH_AMX
+    if (is_tiled(&b)) {
+        for (int64_t i = begin; i < end; i++)
+            tiled_prepare(prepared, weight, backward, &b, i * SIDE);
+        return CUDA_OPS_SUCCESS;
+    }
+#endif
     float *const forward = prepared, *const transposed = forward + 16 * C * K;
     float w[9][LANE_BLOCK];
     for (int64_t k = begin * LANE_BLOCK; k < end * LANE_BLOCK; k += LANE_BLOCK) {
-        for (int64_t c = 0; c < C; c++) {
+        for (int64_t c = 0; c < C && !(backward && C > 1); c++) {
             for (int64_t l = 0; l < LANE_BLOCK; l++)
                 for (int i = 0; i < 9; i++)
                     w[i][l] = weight[((k + l) * C + c) * 9 + i];
@@ -215,7 +264,7 @@ cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *wei
                 for (int i = 0; i < 9; i++)
                     memcpy(forward + i * K + k, w[i], sizeof w[i]);
         }
-        for (int64_t l = 0; C > 1 && l < LANE_BLOCK; l++)
+        for (int64_t l = 0; backward && C > 1 && l < LANE_BLOCK; l++)
             for (int64_t c = 0; c < C; c += LANE_BLOCK) {
                 for (int64_t z = 0; z < LANE_BLOCK; z++)
                     for (int i = 0; i < 9; i++)
@@ -226,7 +275,7 @@ cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *wei
     return CUDA_OPS_SUCCESS;
 }
 
-cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moments, const float *input,
+cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moments, const void *input,
                                                  const void *prepared, const float *bias,
                                                  const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
                                                  void *workspace)
@@ -237,7 +286,11 @@ cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moment
         return CUDA_OPS_INVALID_ARGUMENT;
     lay_out_workspace(&w, workspace, &b);
     if (b.in_channels == 1)
-        tap_moments(moments, input, &b, begin, end, workspace);
+        tap_moments(moments, input, &b, begin, end, &w);
+#if CUDA_OPS_WITH_AMX
+    else if (is_tiled(&b))
+        tiled_convolve(conv_output, moments, input, prepared, bias, &b, begin, end, &w);
+#endif
     else
         choose()->convolve(conv_output, moments, input, prepared, bias, &b, begin, end, &w);
     return CUDA_OPS_SUCCESS;
@@ -291,8 +344,8 @@ cuda_ops_status cuda_ops_conv_block_statistics_cpu(double *mean, double *varianc
     return CUDA_OPS_SUCCESS;
 }
 
-cuda_ops_status cuda_ops_conv_block_pool_cpu(float *output, uint8_t *argmax, void *maximum, const void *conv_output,
-                                             const float *input, const void *prepared, const float *bias,
+cuda_ops_status cuda_ops_conv_block_pool_cpu(void *output, uint8_t *argmax, void *maximum, const void *conv_output,
+                                             const void *input, const void *prepared, const float *bias,
                                              const double *mean, const double *variance, const float *norm_weight,
                                              const float *norm_bias, double eps, const cuda_ops_conv_block_sizes *sizes,
                                              int64_t begin, int64_t end, void *workspace)
@@ -316,8 +369,8 @@ cuda_ops_status cuda_ops_conv_block_pool_cpu(float *output, uint8_t *argmax, voi
     return CUDA_OPS_SUCCESS;
 }
 
-cuda_ops_status cuda_ops_conv_block_sums_cpu(void *partials, const float *grad_output, const uint8_t *argmax,
-                                             const void *maximum, const float *input, const double *mean,
+cuda_ops_status cuda_ops_conv_block_sums_cpu(void *partials, const void *grad_output, const uint8_t *argmax,
+                                             const void *maximum, const void *input, const double *mean,
                                              const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
                                              void *workspace)
 {
@@ -373,8 +426,8 @@ cuda_ops_status cuda_ops_conv_block_prepare_backward_cpu(float *coefficients, fl
     return CUDA_OPS_SUCCESS;
 }
 
-cuda_ops_status cuda_ops_conv_block_gradients_cpu(float *grad_input, void *weights, const float *grad_output,
-                                                  const uint8_t *argmax, const void *conv_output, const float *input,
+cuda_ops_status cuda_ops_conv_block_gradients_cpu(void *grad_input, void *weights, const void *grad_output,
+                                                  const uint8_t *argmax, const void *conv_output, const void *input,
                                                   const void *prepared, const float *bias, const float *coefficients,
                                                   const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
                                                   void *workspace)
@@ -387,6 +440,11 @@ cuda_ops_status cuda_ops_conv_block_gradients_cpu(float *grad_input, void *weigh
     if (b.in_channels == 1)
         choose()->gradients_one(grad_input, grad_output, argmax, input, prepared, bias, coefficients, &b, begin, end,
                                 &w);
+#if CUDA_OPS_WITH_AMX
+    else if (is_tiled(&b))
+        tiled_gradients(grad_input, weights, grad_output, argmax, conv_output, input, prepared, coefficients, &b, begin,
+                        end, &w);
+#endif
     else
         choose()->gradients(grad_input, weights, grad_output, argmax, conv_output, input, prepared, coefficients, &b,
                             begin, end, &w);

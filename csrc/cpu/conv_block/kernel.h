@@ -10,6 +10,9 @@
  *     M        16 x T x K    V U, a matrix product for each of the 16
  *     output   T x 4 x K     A^T m A: the four positions of a window side by side, as the pooling reads them
  *
+ * convolve and sums take the last images first, pool and the gradients the first: what the pass before, of this block or
+ * of the one that it follows, wrote last is still in the second-level cache.
+ *
  * Backward, with dy the gradient of a window's four positions: V^T times A dy A^T (16 x T x K) is the gradient of U,
  * and grad_input is the forward pass on the zero-padded dy with the transposed weight. */
 
@@ -36,13 +39,15 @@ CUDA_OPS_INLINE void TARGET(store)(float *to, TARGET(vector) value)
 
 #include "conv_block/one_channel.h"
 
-/* Copies the image into `staged`, whose padding is zero already. */
-static void TARGET(stage)(float *restrict staged, const float *restrict image, int64_t height, int64_t width,
-                          int64_t channels, int channels_last)
+/* Copies image n into `staged`, whose padding is zero already. */
+static void TARGET(stage)(float *restrict staged, const void *input, int64_t n, const struct block *b,
+                          const struct workspace *w)
 {
+    const int64_t height = b->height, width = b->width, channels = b->in_channels, count = channels * height * width;
+    const float *restrict const image = as_float(b, input, n * count, count, w->wide_input);
     for (int64_t y = 0; y < height; y++) {
-        float *to = staged + ((y + 1) * (width + 2) + 1) * channels;
-        if (channels_last || channels == 1)
+        float *to = staged + ((y + 1) * b->pitch + 1) * channels;
+        if (b->input_channels_last || channels == 1)
             memcpy(to, image + y * width * channels, (size_t)(width * channels) * sizeof(float));
         else
             for (int64_t x = 0; x < width; x++)
@@ -68,21 +73,20 @@ static void TARGET(squares)(float *restrict squares, const float *restrict outpu
     }
 }
 
-static void TARGET(convolve)(float *conv_output, double *moments, const float *input, const float *prepared,
+static void TARGET(convolve)(void *conv_output, double *moments, const void *input, const float *prepared,
                              const float *bias, const struct block *b, int64_t begin, int64_t end,
                              const struct workspace *w)
 {
-    const int64_t C = b->in_channels, K = b->out_channels, T = b->windows;
-    memset(w->staged_input, 0, (size_t)((b->height + 2) * (b->width + 2) * C) * sizeof(float));
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        double *const mean = moments + 2 * chunk * K, *const square = mean + K;
+    const int64_t C = b->in_channels, K = b->out_channels, T = b->windows, pixels = b->height * b->width;
+    memset(w->staged_input, 0, (size_t)(b->padded * C) * sizeof(float));
+    for (int64_t chunk = end - 1; chunk >= begin; chunk--) {
+        double *const moments_of_chunk = moments + 2 * chunk * K;
         double count = 0;
         for (int64_t k = 0; k < 2 * K; k++)
-            mean[k] = 0;
+            moments_of_chunk[k] = 0;
         for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
-            float *const output = conv_output + n * 4 * T * K;
-            TARGET(stage)(w->staged_input, input + n * C * b->height * b->width, b->height, b->width, C,
-                          b->input_channels_last);
+            float *const output = room_for(b, conv_output, n * 4 * T * K, w->wide_conv_output);
+            TARGET(stage)(w->staged_input, input, n, b, w);
             TARGET(transform_input)(w->v, w->staged_input, b->rows, b->columns, C);
             for (int i = 0; i < 16; i++)
                 TARGET(product)(w->m + i * T * K, w->v + i * T * C, prepared + i * C * K, T, K, C);
@@ -91,16 +95,8 @@ static void TARGET(convolve)(float *conv_output, double *moments, const float *i
             for (int64_t k = 0; k < K; k++)
                 center[k] = sums[k] / (float)(4 * T);
             TARGET(squares)(squares, output, center, 4 * T, K);
-            /* Chan's formula merges the image's moments into the chunk's. */
-            const double more = (double)(4 * T), all = count + more;
-            for (int64_t k = 0; k < K; k++) {
-                /* The squares are about center, which is the image's mean but for rounding. */
-                const double exact = (double)sums[k] / more, off = exact - (double)center[k];
-                const double distance = exact - mean[k];
-                square[k] += (double)squares[k] - more * off * off + distance * distance * count * more / all;
-                mean[k] += distance * more / all;
-            }
-            count = all;
+            merge_moments(moments_of_chunk, &count, sums, center, squares, pixels, K);
+            store_rounded(b, conv_output, n * 4 * T * K, output, 4 * T * K);
         }
     }
 }
@@ -164,23 +160,29 @@ static void TARGET(pool_image)(float *restrict output, uint8_t *restrict argmax,
     }
 }
 
-static void TARGET(pool)(float *output, uint8_t *argmax, float *maximum, const float *conv_output, const float *input,
+static void TARGET(pool)(void *output, uint8_t *argmax, void *maximum, const void *conv_output, const void *input,
                          const float *prepared, const float *bias, const float *coefficients, const struct block *b,
                          int64_t begin, int64_t end, const struct workspace *w)
 {
     const int64_t K = b->out_channels, T = b->windows;
     const bool recompute = b->in_channels == 1;
     if (recompute)
-        memset(w->staged_input, 0, (size_t)((b->height + 2) * (b->width + 2)) * sizeof(float));
+        memset(w->staged_input, 0, (size_t)b->padded * sizeof(float));
     for (int64_t n = first_of_chunk(b, begin); n < first_of_chunk(b, end); n++) {
-        float *const pooled = b->output_channels_last ? output + n * T * K : w->pooled;
+        float *const to = room_for(b, output, n * T * K, w->wide_output);
+        float *const pooled = b->output_channels_last ? to : w->pooled;
+        float *const largest = maximum ? room_for(b, maximum, n * T * K, w->wide_maximum) : NULL;
+        const float *const y =
+            recompute ? NULL : as_float(b, conv_output, n * 4 * T * K, 4 * T * K, w->wide_conv_output);
         if (recompute)
-            TARGET(stage)(w->staged_input, input + n * b->height * b->width, b->height, b->width, 1, 1);
-        TARGET(pool_image)(pooled, argmax ? argmax + n * T * K : NULL, maximum ? maximum + n * T * K : NULL,
-                           conv_output + (recompute ? 0 : n * 4 * T * K), recompute ? w->staged_input : NULL, prepared,
-                           bias, coefficients, b);
+            TARGET(stage)(w->staged_input, input, n, b, w);
+        TARGET(pool_image)(pooled, argmax ? argmax + n * T * K : NULL, largest, y, recompute ? w->staged_input : NULL,
+                           prepared, bias, coefficients, b);
         if (!b->output_channels_last)
-            TARGET(transpose)(output + n * T * K, pooled, T, K);
+            TARGET(transpose)(to, pooled, T, K);
+        store_rounded(b, output, n * T * K, to, T * K);
+        if (maximum)
+            store_rounded(b, maximum, n * T * K, largest, T * K);
     }
 }
 
@@ -204,31 +206,39 @@ static void TARGET(sums_image)(float *restrict sums, float *restrict products, c
     }
 }
 
-static void TARGET(sums)(double *partials, const float *grad_output, const uint8_t *argmax, const float *maximum,
-                         const float *input, const float *center, const struct block *b, int64_t begin, int64_t end,
+/* One image's gradient of the output, T x K. */
+CUDA_OPS_INLINE const float *TARGET(grad_of_image)(const void *grad_output, int64_t n, const struct block *b,
+                                                   const struct workspace *w)
+{
+    const int64_t K = b->out_channels, T = b->windows;
+    const float *const grad = as_float(b, grad_output, n * T * K, T * K, w->wide_output);
+    if (b->output_channels_last)
+        return grad;
+    TARGET(transpose)(w->pooled, grad, K, T);
+    return w->pooled;
+}
+
+static void TARGET(sums)(double *partials, const void *grad_output, const uint8_t *argmax, const void *maximum,
+                         const void *input, const float *center, const struct block *b, int64_t begin, int64_t end,
                          const struct workspace *w)
 {
     const int64_t K = b->out_channels, T = b->windows;
     const bool one = b->in_channels == 1;
     const int64_t count = (one ? 10 : 2) * K;
     if (one)
-        memset(w->staged_input, 0, (size_t)((b->height + 2) * (b->width + 2)) * sizeof(float));
-    for (int64_t chunk = begin; chunk < end; chunk++) {
+        memset(w->staged_input, 0, (size_t)b->padded * sizeof(float));
+    for (int64_t chunk = end - 1; chunk >= begin; chunk--) {
         double *const partial = partials + chunk * count;
         for (int64_t i = 0; i < count; i++)
             partial[i] = 0;
         for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
-            const float *grad = grad_output + n * T * K;
-            if (!b->output_channels_last) {
-                TARGET(transpose)(w->pooled, grad, K, T);
-                grad = w->pooled;
-            }
+            const float *const grad = TARGET(grad_of_image)(grad_output, n, b, w);
             if (one) {
-                TARGET(stage)(w->staged_input, input + n * b->height * b->width, b->height, b->width, 1, 1);
+                TARGET(stage)(w->staged_input, input, n, b, w);
                 TARGET(products_image)(w->channel, w->channel + K, grad, argmax + n * T * K, w->staged_input, b);
             } else {
-                TARGET(sums_image)(w->channel, w->channel + K, grad, argmax + n * T * K, maximum + n * T * K, center, T,
-                                   K);
+                TARGET(sums_image)(w->channel, w->channel + K, grad, argmax + n * T * K,
+                                   as_float(b, maximum, n * T * K, T * K, w->wide_maximum), center, T, K);
             }
             for (int64_t i = 0; i < count; i++)
                 partial[i] += (double)w->channel[i];
@@ -236,49 +246,40 @@ static void TARGET(sums)(double *partials, const float *grad_output, const uint8
     }
 }
 
-static void TARGET(gradients_one)(float *grad_input, const float *grad_output, const uint8_t *argmax,
-                                  const float *input, const float *prepared, const float *bias,
-                                  const float *coefficients, const struct block *b, int64_t begin, int64_t end,
-                                  const struct workspace *w)
+static void TARGET(gradients_one)(void *grad_input, const void *grad_output, const uint8_t *argmax, const void *input,
+                                  const float *prepared, const float *bias, const float *coefficients,
+                                  const struct block *b, int64_t begin, int64_t end, const struct workspace *w)
 {
     const int64_t K = b->out_channels, T = b->windows, pixels = b->height * b->width;
-    const int64_t padded = (b->height + 2) * (b->width + 2);
-    memset(w->staged_input, 0, (size_t)padded * sizeof(float));
-    memset(w->staged_grad, 0, (size_t)(padded * K) * sizeof(float));
+    memset(w->staged_input, 0, (size_t)b->padded * sizeof(float));
+    memset(w->staged_grad, 0, (size_t)(b->padded * K) * sizeof(float));
     for (int64_t n = first_of_chunk(b, begin); n < first_of_chunk(b, end); n++) {
-        const float *grad = grad_output + n * T * K;
-        if (!b->output_channels_last) {
-            TARGET(transpose)(w->pooled, grad, K, T);
-            grad = w->pooled;
-        }
-        TARGET(stage)(w->staged_input, input + n * pixels, b->height, b->width, 1, 1);
+        const float *const grad = TARGET(grad_of_image)(grad_output, n, b, w);
+        TARGET(stage)(w->staged_input, input, n, b, w);
         TARGET(grad_image_one)(w->staged_grad, grad, argmax + n * T * K, w->staged_input, prepared, bias, coefficients,
                                b);
-        TARGET(grad_input_image_one)(grad_input + n * pixels, w->staged_grad, prepared, b);
+        float *const target = room_for(b, grad_input, n * pixels, w->wide_input);
+        TARGET(grad_input_image_one)(target, w->staged_grad, prepared, b);
+        store_rounded(b, grad_input, n * pixels, target, pixels);
     }
 }
 
-static void TARGET(gradients)(float *grad_input, float *weights, const float *grad_output, const uint8_t *argmax,
-                              const float *conv_output, const float *input, const float *prepared,
+static void TARGET(gradients)(void *grad_input, float *weights, const void *grad_output, const uint8_t *argmax,
+                              const void *conv_output, const void *input, const float *prepared,
                               const float *coefficients, const struct block *b, int64_t begin, int64_t end,
                               const struct workspace *w)
 {
-    const int64_t C = b->in_channels, K = b->out_channels, T = b->windows;
-    const int64_t padded = (b->height + 2) * (b->width + 2), pixels = b->height * b->width;
-    const float *const transposed_weight = prepared + 16 * C * K;
-    memset(w->staged_input, 0, (size_t)(padded * C) * sizeof(float));
-    memset(w->staged_grad, 0, (size_t)(padded * K) * sizeof(float));
+    const int64_t C = b->in_channels, K = b->out_channels, T = b->windows, pixels = b->height * b->width;
+    const float *const transposed_weight = grad_input ? prepared + 16 * C * K : NULL;
+    memset(w->staged_input, 0, (size_t)(b->padded * C) * sizeof(float));
+    memset(w->staged_grad, 0, (size_t)(b->padded * K) * sizeof(float));
     for (int64_t chunk = begin; chunk < end; chunk++) {
         memset(w->u, 0, (size_t)(16 * C * K) * sizeof(float));
         for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
-            const float *grad = grad_output + n * T * K;
-            if (!b->output_channels_last) {
-                TARGET(transpose)(w->pooled, grad, K, T);
-                grad = w->pooled;
-            }
-            TARGET(grad_image)(w->m, grad_input ? w->staged_grad : NULL, grad, argmax + n * T * K,
-                               conv_output + n * 4 * T * K, coefficients, b);
-            TARGET(stage)(w->staged_input, input + n * C * pixels, b->height, b->width, C, b->input_channels_last);
+            const float *const grad = TARGET(grad_of_image)(grad_output, n, b, w);
+            const float *const y = as_float(b, conv_output, n * 4 * T * K, 4 * T * K, w->wide_conv_output);
+            TARGET(grad_image)(w->m, grad_input ? w->staged_grad : NULL, grad, argmax + n * T * K, y, coefficients, b);
+            TARGET(stage)(w->staged_input, input, n, b, w);
             TARGET(transform_input)(w->v, w->staged_input, b->rows, b->columns, C);
             for (int i = 0; i < 16; i++)
                 TARGET(product_transposed)(w->u + i * C * K, w->v + i * T * C, w->m + i * T * K, C, K, T);
@@ -287,11 +288,12 @@ static void TARGET(gradients)(float *grad_input, float *weights, const float *gr
             TARGET(transform_input)(w->v, w->staged_grad, b->rows, b->columns, K);
             for (int i = 0; i < 16; i++)
                 TARGET(product)(w->m + i * T * C, w->v + i * T * K, transposed_weight + i * K * C, T, C, K);
-            float *const target = grad_input + n * C * pixels;
+            float *const target = room_for(b, grad_input, n * C * pixels, w->wide_input);
             /* v is no longer needed */
             TARGET(grad_input_image)(b->input_channels_last ? target : w->v, w->m, b);
             if (!b->input_channels_last)
                 TARGET(transpose)(target, w->v, pixels, C);
+            store_rounded(b, grad_input, n * C * pixels, target, C * pixels);
         }
         TARGET(inverse_weight)(weights + chunk * 9 * C * K, w->u, C * K);
     }

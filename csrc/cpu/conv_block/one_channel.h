@@ -23,10 +23,70 @@ CUDA_OPS_INLINE void TARGET(convolve_window)(TARGET(vector) y[4], const float *s
 }
 
 /* sums[k] = sum of dz, products[tap][k] = sum of dz * the input at that tap of the window's maximum. */
+#if VECTOR_BYTES == 64
+/* The window's 4x4 input tile is one vector, from which each channel takes what lies at its maximum's tap: nine
+ * multiply-adds, where all four positions of the window have 36, most of them with zeros. `vectors` of channels from k
+ * on. */
+CUDA_OPS_INLINE void TARGET(products_columns)(const int vectors, float *restrict sums, float *restrict products,
+                                              const float *restrict grad, const uint8_t *restrict argmax,
+                                              const float *restrict staged, int64_t k, const struct block *b)
+{
+    const int64_t K = b->out_channels, pitch = b->pitch;
+    __m512 total[2], sum[2][9];
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; v++) {
+        total[v] = _mm512_setzero_ps();
+#pragma GCC unroll 9
+        for (int i = 0; i < 9; i++)
+            sum[v][i] = _mm512_setzero_ps();
+    }
+    for (int64_t row = 0; row < b->rows; row++)
+        for (int64_t column = 0; column < b->columns; column++) {
+            const float *const from = staged + 2 * row * pitch + 2 * column;
+            __m512 tile = _mm512_castps128_ps512(_mm_loadu_ps(from));
+            tile = _mm512_insertf32x4(tile, _mm_loadu_ps(from + pitch), 1);
+            tile = _mm512_insertf32x4(tile, _mm_loadu_ps(from + 2 * pitch), 2);
+            tile = _mm512_insertf32x4(tile, _mm_loadu_ps(from + 3 * pitch), 3);
+            const int64_t at = (row * b->columns + column) * K + k;
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++) {
+                const __m512i index =
+                    _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(argmax + at + v * LANES)));
+                const __mmask16 active = _mm512_cmpneq_epi32_mask(index, _mm512_set1_epi32(255));
+                const __m512 dz = _mm512_maskz_loadu_ps(active, grad + at + v * LANES);
+                /* 0, 1, 2 and 3 begin at elements 0, 1, 4 and 5 of the tile. */
+                const __m512i first = _mm512_add_epi32(index, _mm512_and_epi32(index, _mm512_set1_epi32(2)));
+                total[v] = _mm512_add_ps(total[v], dz);
+#pragma GCC unroll 9
+                for (int i = 0; i < 9; i++) {
+                    const __m512i tap = _mm512_add_epi32(first, _mm512_set1_epi32(i / 3 * 4 + i % 3));
+                    sum[v][i] = _mm512_fmadd_ps(_mm512_permutexvar_ps(tap, tile), dz, sum[v][i]);
+                }
+            }
+        }
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; v++) {
+        _mm512_storeu_ps(sums + k + v * LANES, total[v]);
+#pragma GCC unroll 9
+        for (int i = 0; i < 9; i++)
+            _mm512_storeu_ps(products + i * K + k + v * LANES, sum[v][i]);
+    }
+}
+
 static void TARGET(products_image)(float *restrict sums, float *restrict products, const float *restrict grad,
                                    const uint8_t *restrict argmax, const float *restrict staged, const struct block *b)
 {
-    const int64_t K = b->out_channels, pitch = b->width + 2;
+    int64_t k = 0;
+    for (; k + 2 * LANES <= b->out_channels; k += 2 * LANES)
+        TARGET(products_columns)(2, sums, products, grad, argmax, staged, k, b);
+    for (; k < b->out_channels; k += LANES)
+        TARGET(products_columns)(1, sums, products, grad, argmax, staged, k, b);
+}
+#else
+static void TARGET(products_image)(float *restrict sums, float *restrict products, const float *restrict grad,
+                                   const uint8_t *restrict argmax, const float *restrict staged, const struct block *b)
+{
+    const int64_t K = b->out_channels, pitch = b->pitch;
     for (int64_t k = 0; k < K; k += LANES) {
         TARGET(vector) total = BROADCAST(0.0f), sum[9];
 #pragma GCC unroll 9
@@ -63,13 +123,14 @@ static void TARGET(products_image)(float *restrict sums, float *restrict product
             TARGET(store)(products + i * K + k, sum[i]);
     }
 }
+#endif
 
 /* The gradient of the convolution's output, which is recomputed, into `staged`. */
 static void TARGET(grad_image_one)(float *restrict staged, const float *restrict grad, const uint8_t *restrict argmax,
                                    const float *restrict staged_input, const float *restrict weight, const float *bias,
                                    const float *restrict coefficients, const struct block *b)
 {
-    const int64_t K = b->out_channels, pitch = (b->width + 2) * K;
+    const int64_t K = b->out_channels, pitch = (b->pitch) * K;
     for (int64_t k = 0; k < K; k += LANES) {
         const TARGET(vector) center = TARGET(load)(coefficients + k), scale = TARGET(load)(coefficients + K + k);
         const TARGET(vector) constant = TARGET(load)(coefficients + 2 * K + k);
@@ -84,8 +145,7 @@ static void TARGET(grad_image_one)(float *restrict staged, const float *restrict
                 const TARGET(mask) index = __builtin_convertvector(*(const TARGET(bytes) *)(argmax + at), TARGET(mask));
                 const TARGET(vector) g = TARGET(load)(grad + at) * scale;
                 TARGET(vector) y[4];
-                TARGET(convolve_window)(y, staged_input + 2 * row * (b->width + 2) + 2 * column, b->width + 2, w,
-                                        shift);
+                TARGET(convolve_window)(y, staged_input + 2 * row * (b->pitch) + 2 * column, b->pitch, w, shift);
                 for (int i = 0; i < 4; i++)
                     TARGET(store)(staged + (2 * row + 1 + i / 2) * pitch + (2 * column + 1 + i % 2) * K + k,
                                   MULTIPLY_ADD(y[i] - center, slope,
@@ -98,7 +158,7 @@ static void TARGET(grad_image_one)(float *restrict staged, const float *restrict
 static void TARGET(grad_input_image_one)(float *restrict output, const float *restrict staged,
                                          const float *restrict weight, const struct block *b)
 {
-    const int64_t K = b->out_channels, pitch = (b->width + 2) * K;
+    const int64_t K = b->out_channels, pitch = (b->pitch) * K;
     for (int64_t row = 0; row < b->height; row++)
         for (int64_t column = 0; column < b->width; column++) {
             TARGET(vector) sum[3] = {BROADCAST(0.0f), BROADCAST(0.0f), BROADCAST(0.0f)};

@@ -91,9 +91,10 @@ static void tap_products(double *restrict sums, double *restrict products, const
     }
 }
 
-static void tap_moments(double *moments, const float *input, const struct block *b, int64_t begin, int64_t end,
-                        double *padded)
+static void tap_moments(double *moments, const void *input, const struct block *b, int64_t begin, int64_t end,
+                        const struct workspace *w)
 {
+    double *const padded = (double *)(void *)w->staged_grad; /* padded x K floats */
     const int64_t pixels = b->height * b->width, pitch = b->width + 2;
     for (int64_t i = 0; i < (b->height + 2) * pitch; i++)
         padded[i] = 0;
@@ -102,9 +103,10 @@ static void tap_moments(double *moments, const float *input, const struct block 
         for (int64_t i = 0; i < TAPS + PAIRS; i++)
             sums[i] = 0;
         for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
+            const float *const image = as_float(b, input, n * pixels, pixels, w->wide_input);
             for (int64_t y = 0; y < b->height; y++)
                 for (int64_t x = 0; x < b->width; x++)
-                    padded[(y + 1) * pitch + 1 + x] = (double)input[n * pixels + y * b->width + x];
+                    padded[(y + 1) * pitch + 1 + x] = (double)image[y * b->width + x];
             tap_products(sums, products, padded, b->height, b->width);
         }
         for (int i = 0; i < TAPS; i++)

@@ -1,5 +1,5 @@
 /* conv_block: conv2d (3x3, stride 1, padding 1), batch_norm in training, relu and max_pool2d (2x2) as one block on the
- * CPU, in float32: a faster way to what conv2d.h, batch_norm.h and conv_bn_relu_pool.h compute step by step.
+ * CPU, of float32 or halves: a faster way to what conv2d.h, batch_norm.h and conv_bn_relu_pool.h compute step by step.
  *
  *   input, grad_input:    batch x in_channels x height x width
  *   weight, grad_weight:  out_channels x in_channels x 3 x 3, contiguous
@@ -10,6 +10,11 @@
  * 9, forward and in both gradients; a tile of it is a window of the pooling. One input channel: the convolution is
  * never stored, and the gradients follow from the products of the input with the gradient at the windows' maxima.
  * Either way images are taken one by one, so that an image's data stay in the second-level cache.
+ *
+ * Halves are widened image by image, and what is computed of them in float32 is rounded once. bfloat16 with several
+ * input channels, where the processor multiplies it (AMX, AVX512-BF16) and both numbers of channels are multiples of 32:
+ * the sums as they stand, of bfloat16 numbers (weight and the gradient of the convolution are rounded to it), in
+ * float32.
  *
  * The work is split into `chunks` of images, whose number depends on the batch alone, and their sums are added in
  * order: results repeat bit by bit for any number of threads.
@@ -30,9 +35,12 @@
 extern "C" {
 #endif
 
+/* dtype: of input, output, their gradients, conv_output and maximum: float32, float16 or bfloat16. Parameters and their
+ * gradients are float32. */
 typedef struct cuda_ops_conv_block_sizes {
     int64_t batch, in_channels, out_channels, height, width;
     int input_channels_last, output_channels_last;
+    cuda_ops_dtype dtype;
 } cuda_ops_conv_block_sizes;
 
 /* Buffers, aligned to 64 bytes. What backward takes from forward: conv_output, argmax, maximum, moments. */
@@ -50,15 +58,15 @@ typedef struct cuda_ops_conv_block_plan {
 
 /* CUDA_OPS_INVALID_ARGUMENT where the sizes are not this block's: height and width even and at least 2, in_channels 1
  * or a multiple of 16, out_channels a multiple of 16, batch at least 1, and height * width * channels at most 2^18;
- * CUDA_OPS_UNSUPPORTED_DTYPE for all but float32. */
-cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes,
-                                             cuda_ops_dtype dtype);
+ * CUDA_OPS_UNSUPPORTED_DTYPE for float64. */
+cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes);
 
-/* Sixteens of output channels [begin, end) of out_channels / 16. */
-cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight,
+/* Sixteens of output channels [begin, end) of out_channels / 16. What convolve and pool take of `prepared`, or, if
+ * backward, what gradients takes: each may be prepared without the other. */
+cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight, int backward,
                                                 const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end);
 /* bias may be NULL. */
-cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moments, const float *input,
+cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moments, const void *input,
                                                  const void *prepared, const float *bias,
                                                  const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
                                                  void *workspace);
@@ -68,14 +76,14 @@ enum { CUDA_OPS_CONV_BLOCK_TAP_MOMENTS = 9 + 81 };
 cuda_ops_status cuda_ops_conv_block_statistics_cpu(double *mean, double *variance, void *moments, const float *weight,
                                                    const float *bias, const cuda_ops_conv_block_sizes *sizes);
 /* mean, variance: of the batch or any other; norm_weight and norm_bias may be NULL for 1 and 0. */
-cuda_ops_status cuda_ops_conv_block_pool_cpu(float *output, uint8_t *argmax, void *maximum, const void *conv_output,
-                                             const float *input, const void *prepared, const float *bias,
+cuda_ops_status cuda_ops_conv_block_pool_cpu(void *output, uint8_t *argmax, void *maximum, const void *conv_output,
+                                             const void *input, const void *prepared, const float *bias,
                                              const double *mean, const double *variance, const float *norm_weight,
                                              const float *norm_bias, double eps, const cuda_ops_conv_block_sizes *sizes,
                                              int64_t begin, int64_t end, void *workspace);
 
-cuda_ops_status cuda_ops_conv_block_sums_cpu(void *partials, const float *grad_output, const uint8_t *argmax,
-                                             const void *maximum, const float *input, const double *mean,
+cuda_ops_status cuda_ops_conv_block_sums_cpu(void *partials, const void *grad_output, const uint8_t *argmax,
+                                             const void *maximum, const void *input, const double *mean,
                                              const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
                                              void *workspace);
 /* coefficients: 4 * out_channels floats, from here to `gradients`. grad_weight: written with one input channel alone.
@@ -88,8 +96,8 @@ cuda_ops_status cuda_ops_conv_block_prepare_backward_cpu(float *coefficients, fl
                                                          const float *norm_weight, double eps,
                                                          const cuda_ops_conv_block_sizes *sizes);
 /* grad_input may be NULL with several input channels; with one, neither weights nor conv_output is touched. */
-cuda_ops_status cuda_ops_conv_block_gradients_cpu(float *grad_input, void *weights, const float *grad_output,
-                                                  const uint8_t *argmax, const void *conv_output, const float *input,
+cuda_ops_status cuda_ops_conv_block_gradients_cpu(void *grad_input, void *weights, const void *grad_output,
+                                                  const uint8_t *argmax, const void *conv_output, const void *input,
                                                   const void *prepared, const float *bias, const float *coefficients,
                                                   const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
                                                   void *workspace);
