@@ -123,6 +123,25 @@ def test_what_is_written_under_the_same_autocast_is_seen(model, images):
     assert_same([found], [output_of(model, images, False)])
 
 
+def test_parameters_whose_memory_comes_and_goes(model, images):
+    """As FSDP's do: it is there while their layer runs, and no version tells."""
+    weight = model.linear.weight
+    expected, kept = output_of(model, images, False), weight.detach().clone()
+
+    def bring(module, arguments):
+        weight.untyped_storage().resize_(kept.untyped_storage().nbytes())
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):
+            weight.copy_(kept)
+
+    def drop(module, arguments, output):
+        weight.untyped_storage().resize_(0)
+
+    model.linear.register_forward_pre_hook(bring)
+    model.linear.register_forward_hook(drop)
+    for _ in range(4):
+        assert_same([output_of(model, images, True)], [expected])
+
+
 def test_gradients_after_a_pass_without_them(model, images):
     model.tied = torch.nn.Identity()
     expected = results(model, images, False)

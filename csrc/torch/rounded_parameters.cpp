@@ -33,13 +33,14 @@ using WeakTensor = c10::weak_intrusive_ptr<TensorImpl, c10::UndefinedTensorImpl>
 namespace
 {
 
+struct Member {
+    WeakTensor parameter;
+    bool is_used; // since its group was rounded
+};
+
 // Parameters that are rounded together, when the first of them is asked for.
 struct Group {
-    struct Member {
-        WeakTensor parameter;
-        bool is_used; // since it was rounded
-    };
-    std::vector<Member> members;
+    std::vector<std::shared_ptr<Member>> members;
 };
 
 struct Copy {
@@ -48,8 +49,7 @@ struct Copy {
     int64_t version;       // of the parameter when it was rounded, and its memory then
     const void *data;
     cuda_ops_stream stream;
-    std::shared_ptr<Group> group;
-    size_t member;
+    std::shared_ptr<Member> member;
 };
 
 // What was rounded since autocast was entered.
@@ -93,8 +93,7 @@ bool is_parameter(const Tensor &tensor)
            tensor.is_leaf() && !tensor.is_view() && !tensor.is_inference() && tensor.numel() > 0 &&
            tensor.is_non_overlapping_and_dense() &&
            // Sharded parameters give their memory away, and are none until it is back.
-           tensor.storage().nbytes() >=
-               static_cast<size_t>(tensor.storage_offset() + tensor.numel()) * sizeof(float) &&
+           tensor.storage().nbytes() >= static_cast<size_t>(tensor.storage_offset() + tensor.numel()) * sizeof(float) &&
            !tensor._fw_grad(0).defined();
 }
 
@@ -153,8 +152,12 @@ std::shared_ptr<Group> group_of(Groups &groups, Region &region, const Tensor &pa
         known != groups.by_first.end() && !known->second.first.expired()) {
         region.last = known->second.second;
         auto &members = region.last->members;
-        const auto is_left = [](const Group::Member &member) { return !member.is_used || member.parameter.expired(); };
-        members.erase(std::remove_if(members.begin() + 1, members.end(), is_left), members.end());
+        const auto has_left = [](const std::shared_ptr<Member> &member) {
+            return !member->is_used || member->parameter.expired();
+        };
+        members.erase(std::remove_if(members.begin() + 1, members.end(), has_left), members.end());
+        for (const std::shared_ptr<Member> &member : members)
+            member->is_used = false;
         return region.last;
     }
     if (!region.last) {
@@ -164,7 +167,7 @@ std::shared_ptr<Group> group_of(Groups &groups, Region &region, const Tensor &pa
         groups.by_first.erase(first);
         groups.by_first.emplace(first, std::make_pair(weak(parameter), region.last));
     }
-    region.last->members.push_back({weak(parameter), true});
+    region.last->members.push_back(std::make_shared<Member>(Member{weak(parameter), true}));
     return nullptr;
 }
 
@@ -172,35 +175,25 @@ std::shared_ptr<Group> group_of(Groups &groups, Region &region, const Tensor &pa
 Copy &round(Groups &groups, Region &region, const Tensor &parameter, at::ScalarType dtype, cuda_ops_stream stream)
 {
     std::vector<Tensor> parameters{parameter};
-    std::vector<size_t> places;
+    std::vector<std::shared_ptr<Member>> members;
     const std::shared_ptr<Group> foreseen = group_of(groups, region, parameter);
-    if (foreseen) {
-        places.push_back(0);
-        for (size_t i = 1; i < foreseen->members.size(); i++) {
-            auto pointer = foreseen->members[i].parameter.lock();
-            if (pointer.get() == nullptr)
-                continue;
-            const Tensor other(std::move(pointer));
-            if (other.device() != parameter.device() || !is_parameter(other) ||
-                region.copies.count(other.unsafeGetTensorImpl()) > 0)
-                continue;
-            parameters.push_back(other);
-            places.push_back(i);
-        }
-    } else {
-        places.push_back(region.last->members.size() - 1);
+    members.push_back(foreseen ? foreseen->members.front() : region.last->members.back());
+    for (size_t i = 1; foreseen && i < foreseen->members.size(); i++) {
+        auto pointer = foreseen->members[i]->parameter.lock();
+        if (pointer.get() == nullptr)
+            continue;
+        const Tensor other(std::move(pointer));
+        if (other.device() != parameter.device() || !is_parameter(other) ||
+            region.copies.count(other.unsafeGetTensorImpl()) > 0)
+            continue;
+        parameters.push_back(other);
+        members.push_back(foreseen->members[i]);
     }
     std::vector<Tensor> copies = rounded(parameters, dtype);
-    for (size_t i = 0; i < copies.size(); i++) {
-        region.last->members[places[i]].is_used = false;
-        region.copies[parameters[i].unsafeGetTensorImpl()] = {std::move(copies[i]),
-                                                              Tensor(),
-                                                              parameters[i]._version(),
-                                                              parameters[i].const_data_ptr(),
-                                                              stream,
-                                                              region.last,
-                                                              places[i]};
-    }
+    for (size_t i = 0; i < copies.size(); i++)
+        region.copies[parameters[i].unsafeGetTensorImpl()] = {
+            std::move(copies[i]),           Tensor(), parameters[i]._version(),
+            parameters[i].const_data_ptr(), stream,   members[i]};
     return region.copies[parameter.unsafeGetTensorImpl()];
 }
 
@@ -232,7 +225,7 @@ Tensor rounded_parameter(const Tensor &parameter, at::ScalarType dtype, bool is_
     if (is_there && !is_current(found->second, parameter, dtype, stream))
         return Tensor(); // as rare as it is, it is cast by itself
     Copy &copy = is_there ? found->second : round(groups, *region, parameter, dtype, stream);
-    copy.group->members[copy.member].is_used = true;
+    copy.member->is_used = true;
     if (!is_differentiable)
         return copy.rounded;
     if (!copy.differentiable.defined()) {
