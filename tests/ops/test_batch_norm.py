@@ -643,57 +643,6 @@ def test_rows_in_the_shared_memory_of_a_cluster(shape, dtype, cluster_path):
             assert ((a.double() - e).norm() <= tolerance * (e.norm() + 1e-3)).item()
 
 
-@pytest.fixture
-def rows_path(monkeypatch):
-    monkeypatch.setenv("CUDA_OPS_BATCH_NORM_PATH", "rows")
-    torch.ops.cuda_ops.reload_paths()
-    yield
-    monkeypatch.undo()
-    torch.ops.cuda_ops.reload_paths()
-
-
-# Rows of 2 to 232 bytes, in 16 bits of which two, four or eight are whole vectors; several tiles of one, and one split
-# and several.
-FOLDED = [(4, 1, 3, 4), (2, 3, 9, 8), (16, 58, 12, 10), (64, 116, 14, 14), (8, 37), (40, 301), (3, 58, 40, 60)]
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", FOLDED, ids=str)
-def test_rows_that_are_whole_vectors_together(shape, dtype, with_residual, rows_path):
-    """In training and with running statistics, far from 0 too, and the same again."""
-    channels = shape[1]
-    format = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-    mean, var = torch.randn(channels, device="cuda"), torch.rand(channels, device="cuda") + 0.5
-
-    def results(tensors, grad_output, wide, training):
-        x, weight, bias, *residual = [t.to(torch.float64 if wide else t.dtype).requires_grad_() for t in tensors]
-        statistics = tuple(t.to(x.dtype, copy=True) for t in (mean, var))
-        if wide:
-            output = NATIVE(x, *statistics, weight, bias, training, 0.1, 1e-5)
-            output = torch.nn.functional.silu(output + residual[0] if residual else output)
-        else:
-            residual = residual or [None]
-            output = batch_norm_act(x, *statistics, weight, bias, *residual, "silu", training, 0.1, 1e-5)
-            residual = [r for r in residual if r is not None]
-        leaves = [x, weight, bias, *residual]
-        return [output, *statistics * training, *torch.autograd.grad(output, leaves, grad_output.to(output.dtype))]
-
-    for middle, training in [(0, True), (20, True), (0, False)]:
-        x = (torch.randn(shape, device="cuda") * 2 + middle).to(dtype)
-        tensors = [x, *(torch.rand(channels, device="cuda").to(dtype) for _ in range(2))]
-        tensors += [torch.randn(shape, device="cuda").to(dtype)] * with_residual
-        tensors = [t.contiguous(memory_format=format) if t.dim() == 4 else t for t in tensors]
-        grad_output = torch.randn_like(tensors[0])
-        ours, again = (results(tensors, grad_output, False, training) for _ in range(2))
-        expected = results(tensors, grad_output, True, training)
-        tolerance = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}[dtype]
-        for a, b, e in zip(ours, again, expected, strict=True):
-            assert torch.equal(a, b)
-            assert ((a.double() - e).norm() <= tolerance * (e.norm() + 1e-2)).item()
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_running_statistics_are_constants(training):
     """They have no gradient and no tangent, which is said and not passed over."""

@@ -1,7 +1,5 @@
 // How kernels of normalisations divide rows of channels among blocks and threads, where channels are innermost in
-// memory and rows of them whole vectors of 16 bytes: a thread keeps to one vector of the rows and walks down them. Rows
-// that are no whole vectors are taken two, four or eight at a time, where so many are: a folded row has each channel once
-// for each of its rows.
+// memory and rows of them whole vectors of 16 bytes: a thread keeps to one vector of the rows and walks down them.
 #ifndef CUDA_OPS_BATCH_NORM_ROW_PARTITION_CUH
 #define CUDA_OPS_BATCH_NORM_ROW_PARTITION_CUH
 
@@ -22,25 +20,12 @@ static constexpr int64_t LONGEST_SUM = 64;
 struct RowsPartition {
     int lanes, groups;
     int64_t tiles, splits, step;
-    int fold;                       // rows in a folded one
-    int64_t channels, outer, width; // of the tensor; folded rows, and the values in one
 };
 
-// The rows to be taken together so that they are whole vectors of `size` values; 0 where the tensor cannot be divided so.
-static int fold_of(int64_t outer, int64_t channels, int size)
+static RowsPartition partition_of(int64_t outer, int64_t channels, int size)
 {
-    int fold = 1;
-    while (channels * fold % size != 0)
-        fold *= 2;
-    return outer % fold == 0 && (fold == 1 || channels * fold < INT32_MAX) ? fold : 0;
-}
-
-static RowsPartition partition_of(int64_t rows_of_tensor, int64_t channels, int size)
-{
+    const int64_t vectors = channels / size;
     RowsPartition p;
-    p.fold = fold_of(rows_of_tensor, channels, size);
-    p.channels = channels, p.outer = rows_of_tensor / p.fold, p.width = channels * p.fold;
-    const int64_t vectors = p.width / size, outer = p.outer;
     p.tiles = ceil_div(vectors, MOST_LANES);
     p.lanes = (int)ceil_div(vectors, p.tiles);
     p.groups = THREADS / p.lanes;
@@ -71,41 +56,12 @@ __device__ __forceinline__ Place place_of(const RowsPartition &p, int64_t outer,
     return at;
 }
 
-// The channel of a value of a row.
-__device__ __forceinline__ int64_t channel_of(const RowsPartition &p, int64_t value)
-{
-    return p.fold == 1 ? value : (int64_t)((uint32_t)value % (uint32_t)p.channels);
-}
-
-// The rows of a folded one are splits of their channels: where a value's partial result lies, of those of the channels.
-__device__ __forceinline__ int64_t partial_of(const RowsPartition &p, int64_t value, int64_t split)
-{
-    if (p.fold == 1)
-        return value * p.splits + split;
-    const uint32_t channels = (uint32_t)p.channels, row = (uint32_t)value / channels;
-    return ((int64_t)((uint32_t)value - row * channels) * p.splits + split) * p.fold + row;
-}
-
 template <typename A, int SIZE>
 __device__ __forceinline__ void load_values(A (&values)[SIZE], const A *from)
 {
 #pragma unroll
     for (int e = 0; e < SIZE; e++)
         values[e] = from[e];
-}
-
-// What is known of the channels of `first` and the values behind it.
-template <typename A, int SIZE>
-__device__ __forceinline__ void load_values(A (&values)[SIZE], const A *of_channels, const RowsPartition &p,
-                                            int64_t first)
-{
-    if (p.fold == 1) {
-        load_values(values, of_channels + first);
-        return;
-    }
-#pragma unroll
-    for (int e = 0; e < SIZE; e++)
-        values[e] = of_channels[channel_of(p, first + e)];
 }
 
 #endif

@@ -1,7 +1,6 @@
-// batch_norm where channels are innermost in memory, and rows of them, or so many rows, whole vectors of 16 bytes
-// (channels_last images, and batches of features). As split.cu, in three kernels a pass, but a thread keeps to the
-// channels of one vector: it has their sums, or their coefficients, in registers, and walks down the rows with several
-// loads in flight.
+// batch_norm where channels are innermost in memory, and rows of them whole vectors of 16 bytes (channels_last images,
+// and batches of features). As split.cu, in three kernels a pass, but a thread keeps to the channels of one vector: it
+// has their sums, or their coefficients, in registers, and walks down the rows with several loads in flight.
 // Neighbouring threads take neighbouring vectors of a row and then the next row: a block reads whole stretches of memory.
 // Each thread merges the moments of ROWS values at a time into its own (Chan's formula, whose division is the same for
 // all its channels); values are taken relative to one of their channel, as in split.cu.
@@ -24,21 +23,17 @@ static RowsPartition partition_for(const NormCall &call)
     return partition_of(call.outer, call.channels, vector16<T>::size);
 }
 
-// For 16 bits, whose vectors are of eight channels: as many blocks on a multiprocessor as the partition has for it.
 template <typename T>
-static constexpr int LEAST_BLOCKS = sizeof(T) == 2 ? 4 : 0;
-
-template <typename T>
-__global__ void __launch_bounds__(THREADS, LEAST_BLOCKS<T>)
-    rows_moments_kernel(double *partials, const T *input, const __grid_constant__ RowsPartition p)
+__global__ void __launch_bounds__(THREADS)
+    rows_moments_kernel(double *partials, const T *input, int64_t outer, int64_t channels, const RowsPartition p)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
     constexpr int SIZE = V::size;
     __shared__ A means[THREADS * SIZE], all_squares[THREADS * SIZE];
     __shared__ int counts[THREADS];
-    const int64_t outer = p.outer, channels = p.width, vectors = channels / SIZE;
-    const Place at = place_of(p, p.outer, vectors);
+    const int64_t vectors = channels / SIZE;
+    const Place at = place_of(p, outer, vectors);
     const V *const x = reinterpret_cast<const V *>(input) + at.vector;
     A origin[SIZE], mean[SIZE], squares[SIZE];
     A count = A(0);
@@ -118,7 +113,7 @@ __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS<T>)
     const A start =
         middle_of(load_as_accumulate(input[channel]), load_as_accumulate(input[outer / 2 * channels + channel]),
                   load_as_accumulate(input[(outer - 1) * channels + channel]));
-    double *const partial = partials + partial_of(p, channel, blockIdx.x / p.tiles) * PARTIAL;
+    double *const partial = partials + (channel * p.splits + blockIdx.x / p.tiles) * PARTIAL;
     partial[0] = (double)total;
     partial[1] = (double)start + (double)middle_value;
     partial[2] = (double)apart;
@@ -137,17 +132,17 @@ struct Gate {
 
 // Sums of grad_output and of grad_output * (input - center); FUSED: of grad_sum. ADDS: `added` to grad_output first.
 template <typename T, bool FUSED, bool ADDS>
-__global__ void __launch_bounds__(THREADS, FUSED ? 0 : LEAST_BLOCKS<T>)
-    rows_sums_kernel(double *partials, const T *grad_output, const T *input, const void *mean,
-                     const __grid_constant__ RowsPartition p, cuda_ops_dtype statistics_dtype,
+__global__ void __launch_bounds__(THREADS)
+    rows_sums_kernel(double *partials, const T *grad_output, const T *input, const void *mean, int64_t outer,
+                     int64_t channels, const __grid_constant__ RowsPartition p, cuda_ops_dtype statistics_dtype,
                      const __grid_constant__ Gate<T> gate)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
     constexpr int SIZE = V::size, IN_FLIGHT = ADDS && SIZE > 4 ? ROWS / 2 : ROWS; // else a block alone has registers
     __shared__ A sums[THREADS * SIZE], all_products[THREADS * SIZE];
-    const int64_t channels = p.width, vectors = channels / SIZE;
-    const Place at = place_of(p, p.outer, vectors);
+    const int64_t vectors = channels / SIZE;
+    const Place at = place_of(p, outer, vectors);
     const V *const g = reinterpret_cast<const V *>(grad_output) + at.vector;
     const V *const x = reinterpret_cast<const V *>(input) + at.vector;
     const V *const r = reinterpret_cast<const V *>(gate.epilogue.residual) + at.vector;
@@ -163,11 +158,11 @@ __global__ void __launch_bounds__(THREADS, FUSED ? 0 : LEAST_BLOCKS<T>)
     if (FUSED) { // a thread a channel, so that each is divided for once a block; see prepare_backward
         __shared__ A scales[THREADS], shifts[THREADS];
         if (has_channel) {
-            const int64_t c = channel_of(p, channel);
-            const double m = load_value(mean, statistics_dtype, c);
-            const double deviation = sqrt(load_value(gate.variance, statistics_dtype, c) + gate.eps);
-            const double factor = (gate.weight ? load_value(gate.weight, gate.parameter_dtype, c) : 1.0) / deviation;
-            const double lift = gate.bias ? load_value(gate.bias, gate.parameter_dtype, c) : 0.0;
+            const double m = load_value(mean, statistics_dtype, channel);
+            const double deviation = sqrt(load_value(gate.variance, statistics_dtype, channel) + gate.eps);
+            const double factor =
+                (gate.weight ? load_value(gate.weight, gate.parameter_dtype, channel) : 1.0) / deviation;
+            const double lift = gate.bias ? load_value(gate.bias, gate.parameter_dtype, channel) : 0.0;
             scales[threadIdx.x] = (A)factor;
             shifts[threadIdx.x] = (A)(lift - (m - (double)(A)m) * factor);
         }
@@ -181,7 +176,7 @@ __global__ void __launch_bounds__(THREADS, FUSED ? 0 : LEAST_BLOCKS<T>)
 #pragma unroll
     for (int e = 0; e < SIZE; e++) {
         sum[e] = products[e] = A(0);
-        center[e] = at.inside ? (A)load_value(mean, statistics_dtype, channel_of(p, at.vector * SIZE + e)) : A(0);
+        center[e] = at.inside ? (A)load_value(mean, statistics_dtype, at.vector * SIZE + e) : A(0);
     }
     const auto add = [&](int64_t row, const V &grad, const V &value, const V &residual, const V &other) {
         A gradient[SIZE];
@@ -246,30 +241,31 @@ __global__ void __launch_bounds__(THREADS, FUSED ? 0 : LEAST_BLOCKS<T>)
         total += sums[group * width + threadIdx.x];
         all += all_products[group * width + threadIdx.x];
     }
-    double *const partial = partials + partial_of(p, channel, blockIdx.x / p.tiles) * PARTIAL;
+    double *const partial = partials + (channel * p.splits + blockIdx.x / p.tiles) * PARTIAL;
     partial[0] = (double)total;
     partial[1] = (double)all;
 }
 
 template <typename T, bool FUSED>
 __global__ void __launch_bounds__(THREADS)
-    rows_normalize_kernel(T *output, const T *input, const accumulate_type<T> *coefficients,
-                          const __grid_constant__ RowsPartition p, const __grid_constant__ Epilogue<T> epilogue)
+    rows_normalize_kernel(T *output, const T *input, const accumulate_type<T> *coefficients, int64_t outer,
+                          int64_t channels, const __grid_constant__ RowsPartition p,
+                          const __grid_constant__ Epilogue<T> epilogue)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
     constexpr int SIZE = V::size;
-    const int64_t vectors = p.width / SIZE;
-    const Place at = place_of(p, p.outer, vectors);
+    const int64_t vectors = channels / SIZE;
+    const Place at = place_of(p, outer, vectors);
     if (!at.inside)
         return;
     wait_for_predecessor();
     release_successor();
-    const int64_t first = at.vector * SIZE;
+    const A *const mine = coefficients + at.vector * SIZE;
     A center[SIZE], scale[SIZE], offset[SIZE];
-    load_values(center, coefficients, p, first);
-    load_values(scale, coefficients + p.channels, p, first);
-    load_values(offset, coefficients + 2 * p.channels, p, first);
+    load_values(center, mine);
+    load_values(scale, mine + channels);
+    load_values(offset, mine + 2 * channels);
     const V *const x = reinterpret_cast<const V *>(input) + at.vector;
     const V *const r = reinterpret_cast<const V *>(epilogue.residual) + at.vector;
     V *const y = reinterpret_cast<V *>(output) + at.vector;
@@ -308,27 +304,28 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T, bool TRAINING, bool FUSED>
 __global__ void __launch_bounds__(THREADS)
     rows_grad_input_kernel(T *grad_input, const T *grad_output, const T *input, const accumulate_type<T> *coefficients,
-                           const __grid_constant__ RowsPartition p, const __grid_constant__ Epilogue<T> epilogue)
+                           int64_t outer, int64_t channels, const __grid_constant__ RowsPartition p,
+                           const __grid_constant__ Epilogue<T> epilogue)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
     constexpr int SIZE = V::size, IN_FLIGHT = TRAINING ? ROWS / 2 : ROWS;
-    const int64_t vectors = p.width / SIZE;
-    const Place at = place_of(p, p.outer, vectors);
+    const int64_t vectors = channels / SIZE;
+    const Place at = place_of(p, outer, vectors);
     if (!at.inside)
         return;
     wait_for_predecessor();
     release_successor();
-    const int64_t first = at.vector * SIZE;
+    const A *const mine = coefficients + at.vector * SIZE;
     A center[SIZE], scale[SIZE], slope[SIZE], offset[SIZE], shift[SIZE];
-    load_values(scale, coefficients + p.channels, p, first);
+    load_values(scale, mine + channels);
     if (TRAINING || FUSED)
-        load_values(center, coefficients, p, first);
+        load_values(center, mine);
     if (FUSED)
-        load_values(shift, coefficients + 4 * p.channels, p, first);
+        load_values(shift, mine + 4 * channels);
     if (TRAINING) {
-        load_values(slope, coefficients + 2 * p.channels, p, first);
-        load_values(offset, coefficients + 3 * p.channels, p, first);
+        load_values(slope, mine + 2 * channels);
+        load_values(offset, mine + 3 * channels);
     }
     const V *const g = reinterpret_cast<const V *>(grad_output) + at.vector;
     const V *const x = reinterpret_cast<const V *>(input) + at.vector;
@@ -377,16 +374,15 @@ static cuda_ops_status forward(const NormCall &call)
     const RowsPartition p = partition_for<T>(call);
     const dim3 blocks((unsigned int)(p.tiles * p.splits));
     double *const partials = (double *)call.workspace;
-    const int64_t splits = p.splits * p.fold;
-    A *const coefficients = coefficients_of<A>(call.workspace, splits, call.channels);
+    A *const coefficients = coefficients_of<A>(call.workspace, p.splits, call.channels);
     if (call.pass == CUDA_OPS_BATCH_NORM_TRAINING) {
         launch_dependent(rows_moments_kernel<T>, blocks, dim3(THREADS), 0, call.stream, partials, (const T *)call.input,
-                         p);
+                         call.outer, call.channels, p);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)
             return status;
         prepare_training(call.new_mean, call.new_variance, coefficients, partials, call.weight, call.bias,
-                         call.channels, splits, call.eps, call.parameter_dtype, running_update_of(call), call.stream);
+                         call.channels, p.splits, call.eps, call.parameter_dtype, running_update_of(call), call.stream);
     } else {
         prepare_inference(coefficients, call.weight, call.bias, call.mean, call.variance, call.channels, call.eps,
                           call.parameter_dtype, call.statistics_dtype, call.stream);
@@ -395,8 +391,8 @@ static cuda_ops_status forward(const NormCall &call)
     if (status != CUDA_OPS_SUCCESS || !call.wants_output)
         return status;
     launch_dependent(call.epilogue ? rows_normalize_kernel<T, true> : rows_normalize_kernel<T, false>, blocks,
-                     dim3(THREADS), 0, call.stream, (T *)call.output, (const T *)call.input, (const A *)coefficients, p,
-                     epilogue_of<T>(call.epilogue));
+                     dim3(THREADS), 0, call.stream, (T *)call.output, (const T *)call.input, (const A *)coefficients,
+                     call.outer, call.channels, p, epilogue_of<T>(call.epilogue));
     return launch_status();
 }
 
@@ -407,8 +403,7 @@ static cuda_ops_status backward(const NormCall &call)
     const RowsPartition p = partition_for<T>(call);
     const dim3 blocks((unsigned int)(p.tiles * p.splits));
     double *const partials = (double *)call.workspace;
-    const int64_t splits = p.splits * p.fold;
-    A *const coefficients = coefficients_of<A>(call.workspace, splits, call.channels);
+    A *const coefficients = coefficients_of<A>(call.workspace, p.splits, call.channels);
     const T *const g = (const T *)call.grad_output, *const x = (const T *)call.input;
     const bool training = call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD, fused = call.epilogue;
     const Epilogue<T> epilogue = epilogue_of<T>(call.epilogue);
@@ -419,14 +414,14 @@ static cuda_ops_status backward(const NormCall &call)
         launch_dependent(call.grad_added ? rows_sums_kernel<T, true, true>
                          : fused         ? rows_sums_kernel<T, true, false>
                                          : rows_sums_kernel<T, false, false>,
-                         blocks, dim3(THREADS), 0, call.stream, partials, g, x, call.mean, p, call.statistics_dtype,
-                         gate);
+                         blocks, dim3(THREADS), 0, call.stream, partials, g, x, call.mean, call.outer, call.channels, p,
+                         call.statistics_dtype, gate);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)
             return status;
     }
     prepare_backward(call.grad_weight, call.grad_bias, coefficients, partials, call.weight, call.bias, call.mean,
-                     call.variance, call.channels, needs_sums ? splits : 0, (double)call.outer, call.eps,
+                     call.variance, call.channels, needs_sums ? p.splits : 0, (double)call.outer, call.eps,
                      call.parameter_dtype, call.statistics_dtype, call.stream);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !call.wants_output)
@@ -441,8 +436,8 @@ static cuda_ops_status backward(const NormCall &call)
     const T *const grad = epilogue.residual ? (const T *)call.grad_sum : g;
     launch_dependent(training ? (in_both ? kernel(yes, yes) : kernel(yes, none))
                               : (in_both ? kernel(none, yes) : kernel(none, none)),
-                     blocks, dim3(THREADS), 0, call.stream, (T *)call.grad_input, grad, x, (const A *)coefficients, p,
-                     epilogue);
+                     blocks, dim3(THREADS), 0, call.stream, (T *)call.grad_input, grad, x, (const A *)coefficients,
+                     call.outer, call.channels, p, epilogue);
     return launch_status();
 }
 
@@ -450,9 +445,8 @@ Answer batch_norm_rows_supports(const NormCall &call, const Device &)
 {
     if (call.inner != 1)
         return no("channels are not innermost in memory");
-    const int size = (int)(16 / dtype_size(call.dtype));
-    if (fold_of(call.outer, call.channels, size) == 0)
-        return no("rows of channels are no multiples of 16 bytes, and not so many that some together are");
+    if (call.channels * dtype_size(call.dtype) % 16 != 0)
+        return no("a row of channels is no multiple of 16 bytes");
     const void *const residual = call.epilogue ? call.epilogue->residual : nullptr;
     if (call.grad_added && !residual)
         return NORM_ADDS_TO_RESIDUALS;
@@ -461,14 +455,14 @@ Answer batch_norm_rows_supports(const NormCall &call, const Device &)
     for (const void *const tensor : tensors)
         if (!is_aligned_16(tensor))
             return no("a tensor is not aligned to 16 bytes");
-    const RowsPartition p = partition_of(call.outer, call.channels, size);
+    const RowsPartition p = partition_of(call.outer, call.channels, (int)(16 / dtype_size(call.dtype)));
     return p.tiles <= INT32_MAX / p.splits ? YES : no("more blocks than a grid has");
 }
 
 int64_t batch_norm_rows_workspace(const NormCall &call, const Device &)
 {
     const RowsPartition p = partition_of(call.outer, call.channels, (int)(16 / dtype_size(call.dtype)));
-    return batch_norm_workspace_bytes(p.splits * p.fold, call.channels);
+    return batch_norm_workspace_bytes(p.splits, call.channels);
 }
 
 cuda_ops_status batch_norm_rows(const NormCall &call, const Device &)
