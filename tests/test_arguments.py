@@ -206,6 +206,21 @@ def test_what_is_no_dtype_is_a_type_error(value):
         F.gather_normalize(images, indices, 0.0, 1.0, dtype=value)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_a_dtype_or_none_goes_straight_to_the_op(dtype):
+    """And not by way of torch.ops, which takes the host as long as a small op does."""
+    _C = pytest.importorskip("cuda_ops._C", reason="cuda_ops._C is of another Python")
+
+    def otherwise(*arguments):
+        raise AssertionError("by way of torch.ops")
+
+    x = torch.tensor([1.0, 2.0])
+    output = _C.bind("cuda_ops::cumsum_forward", otherwise)(x, 0, dtype, False)
+    torch.testing.assert_close(output, x.cumsum(0, dtype=dtype), rtol=0, atol=0)
+    with pytest.raises(AssertionError, match="by way of"):  # which refuses it by name
+        _C.bind("cuda_ops::cumsum_forward", otherwise)(x, 0, 6, False)
+
+
 # Kinds of tensors that no kernel takes, as messages name them.
 NOT_DENSE = {
     "a sparse tensor": [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_csc],

@@ -27,6 +27,7 @@ enum class Kind {
     STRING,
     OPTIONAL_STRING,
     DTYPE,
+    OPTIONAL_DTYPE,
     INTEGERS,
     OPTIONAL_INTEGERS,
     FLOATS,
@@ -55,6 +56,9 @@ Type type_of(const c10::Argument &argument)
     const c10::TypePtr &type = argument.type();
     if (argument.real_type()->kind() == TypeKind::ScalarTypeType)
         return {Kind::DTYPE};
+    if (const auto optional = argument.real_type()->cast<c10::OptionalType>();
+        optional && optional->getElementType()->kind() == TypeKind::ScalarTypeType)
+        return {Kind::OPTIONAL_DTYPE};
     const auto is_integer = [](TypeKind kind) { return kind == TypeKind::IntType || kind == TypeKind::SymIntType; };
     if (const auto optional = type->cast<c10::OptionalType>()) {
         if (optional->getElementType()->kind() == TypeKind::TensorType)
@@ -206,6 +210,12 @@ bool push(torch::jit::Stack &stack, PyObject *object, Type type)
         stack.emplace_back(std::string(text, static_cast<size_t>(size)));
         return true;
     }
+    case Kind::OPTIONAL_DTYPE:
+        if (object == Py_None) {
+            stack.emplace_back();
+            return true;
+        }
+        [[fallthrough]];
     case Kind::DTYPE:
         if (!THPDtype_Check(object))
             return false;

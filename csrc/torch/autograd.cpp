@@ -3,6 +3,7 @@
 
 #include "checks.h"
 #include "derivatives.h"
+#include "rounded_parameters.h"
 #include "vmap.h"
 
 #include <ATen/autocast_mode.h>
@@ -405,7 +406,7 @@ class AutocastKernel final : public c10::OperatorKernel
                 continue;
             const Tensor &tensor = argument.toTensor();
             if (tensor.is_floating_point() && tensor.scalar_type() != at::kDouble)
-                argument = IValue(at::autocast::cached_cast(dtype, tensor, device));
+                argument = IValue(autocast_argument(tensor, dtype, device));
             if (policy == Autocast::INPUT_ONLY)
                 break;
         }

@@ -14,6 +14,7 @@
 #include "checks.h"
 #include "gemm.h"
 #include "linear.h"
+#include "rounded_parameters.h"
 #include "vmap.h"
 
 namespace cuda_ops
@@ -299,7 +300,9 @@ static std::tuple<Tensor, Tensor> linear_rounded_forward(const Tensor &input, co
                     parameter == &weight ? "weight" : "bias", " to be float32, got ",
                     c10::getDtypeNames(parameter->scalar_type()).first);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const Tensor rounded = weight.to(input.scalar_type(), false, false, at::MemoryFormat::Contiguous);
+    Tensor rounded = weight.is_contiguous() ? autocast_parameter(weight, input.scalar_type()) : Tensor();
+    if (!rounded.defined())
+        rounded = weight.to(input.scalar_type(), false, false, at::MemoryFormat::Contiguous);
 #ifdef CUDA_OPS_WITH_CUDA
     if (input.is_cuda() && weight.dim() == 2 && input.numel() > 0 && weight.numel() > 0) {
         const int64_t features = weight.size(untransposed ? 0 : 1), outputs = weight.size(untransposed ? 1 : 0);

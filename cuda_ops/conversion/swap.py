@@ -76,8 +76,10 @@ def convert(
     none of its layers. Dropout draws other numbers than PyTorch's after the same seed. ReLU6 and Hardtanh
     save their output for the gradient, as ReLU does, and a fused residual sum what was added: these must not be written
     into afterwards; nor, under autocast on CUDA, weights of linear layers between forward and backward, of whose
-    gradients none is rounded to autocast's dtype on the way. Converting again
-    takes what is new. Convert after torch.fx has rewritten a model, not before: it does not see through our layers.
+    gradients none is rounded to autocast's dtype on the way. Under autocast the first layer that is called has the
+    float32 parameters of all rounded: what a forward writes into a later layer's by way of `.data` comes too late for
+    that pass. Converting again takes what is new. Convert after torch.fx has rewritten a model, not before: it does
+    not see through our layers.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

@@ -1,6 +1,8 @@
 """Which path gemm takes at products that it was not tuned for: as the times of all plans on an H200 say, where the best
 of another path takes a quarter longer or more. No GPU is needed."""
 
+import random
+
 import pytest
 import torch
 from support.devices import needs_hopper
@@ -35,7 +37,7 @@ NOT_DIRECT = [
 ]
 
 
-def chosen(batch, m, n, k, order, dtype):
+def chosen(batch, m, n, k, order, dtype, capability="9.0"):
     def operand(rows, columns, way):
         leading = (batch,) if batch > 1 else ()
         kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
@@ -48,7 +50,7 @@ def chosen(batch, m, n, k, order, dtype):
             cuda_ops.functional.matmul,
             operand(m, k, order[0]),
             operand(k, n, order[1]),
-            capability="9.0",
+            capability=capability,
             show=False,
         )
     return {product.name: product.chosen.name for product in explanation.products}["forward"]
@@ -64,6 +66,29 @@ def test_small_products_wait_for_no_copy(call):
 @pytest.mark.parametrize("call", NOT_DIRECT, ids=lambda c: f"{c[0]}x{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[5]}")
 def test_many_tiles_are_not_for_direct(call):
     assert chosen(*call) != "direct"
+
+
+def test_a_product_that_is_asked_for_again_is_planned_alike():
+    """Plans are remembered, by all that they depend on: of neighbours that differ in one thing each has its own."""
+    draw = random.Random(0)
+    calls = []
+    for _ in range(8):
+        m, n, k = (8 * draw.randint(1, 600) for _ in range(3))
+        dtype = draw.choice(["bfloat16", "float32"])
+        for call in [
+            (1, m, n, k, "NN", dtype),
+            (2, m, n, k, "NN", dtype),
+            (1, m, n, k, "NT", dtype),
+            (1, m, n, k + 1, "NN", dtype),
+            (1, m, n, k, "NN", "tf32"),
+            (1, m, n, k, "NN", "float16"),
+        ]:
+            calls += [(*call, "9.0"), (*call, "8.0")]
+    first = [chosen(*call) for call in calls]
+    assert len(set(first)) > 2
+    order = list(range(len(calls)))
+    draw.shuffle(order)
+    assert {i: chosen(*calls[i]) for i in order} == dict(enumerate(first))
 
 
 # Rows of multiples of 4 or 8 bytes, which are copied to where wgmma reads, not to memory before.

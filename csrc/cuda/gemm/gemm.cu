@@ -7,6 +7,7 @@
 
 #include "common/activation.cuh"
 #include "common/common.cuh"
+#include "gemm/known_plans.h"
 #include "gemm/paths.h"
 #include "gemm/simt/parts.h"
 #include "gemm/sm90_3xtf32/sm90_3xtf32.h"
@@ -657,7 +658,7 @@ static GemmCall without_pointers(const cuda_ops_gemm_problem &problem)
 }
 
 // path 0: nothing is known of the problem's times. only: as above.
-static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
+static GemmPlan plan_anew(const GemmCall &call, GemmDevice device, int only)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     if (only == GEMM_NARROW)
@@ -691,6 +692,18 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     // An address that the problem does not tell of: the query for the workspace took that path, and padded and
     // sm90_3xtf32 may have no room in what it asked for.
     return in_place.path == GEMM_SM90_3XTF32 ? GemmPlan{GEMM_SIMT, 0, 1, 0, 8} : in_place;
+}
+
+static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
+{
+    static KnownPlans &known = *new KnownPlans; // never freed: a thread may launch while others leave main()
+    const PlanKey key = plan_key(call, device, only);
+    GemmPlan plan = {};
+    if (!known.find(key, &plan)) {
+        plan = plan_anew(call, device, only);
+        known.keep(key, plan);
+    }
+    return plan;
 }
 
 // Whether the plan's kernel can also store the preactivation.

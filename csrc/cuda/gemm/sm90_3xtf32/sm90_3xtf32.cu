@@ -21,7 +21,7 @@
 #include "ptx/wgmma.cuh"
 
 // CUDA_OPS_3XTF32=0 in the environment leaves float32 to multiply-adds.
-static bool is_allowed()
+bool gemm_sm90_3xtf32_is_allowed()
 {
     static ForcedPath setting = {"CUDA_OPS_3XTF32"};
     return setting.row(1, [](int) { return "0"; }) != 0;
@@ -103,7 +103,7 @@ Answer gemm_sm90_3xtf32_supports(const GemmCall &call, GemmDevice device)
         return NEEDS_90;
     if (p.dtype != CUDA_OPS_FLOAT32 || p.allow_tf32 || p.k == 0)
         return no("takes float32 without TF32 alone, and no k of zero");
-    if (!is_allowed())
+    if (!gemm_sm90_3xtf32_is_allowed())
         return no("CUDA_OPS_3XTF32 is 0 in the environment");
     if (copies_a(of_sizes(p)))
         return can_copy_aligned(copy_of(as_the_kernel_sees_it(of_sizes(p)))) ? YES

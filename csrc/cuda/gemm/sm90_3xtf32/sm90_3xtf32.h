@@ -4,6 +4,7 @@
 
 #include "gemm/paths.h"
 
+bool gemm_sm90_3xtf32_is_allowed(); // by the environment
 Answer gemm_sm90_3xtf32_supports(const GemmCall &call, GemmDevice device);
 int64_t gemm_sm90_3xtf32_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_sm90_3xtf32(const GemmCall &call, GemmDevice device);
