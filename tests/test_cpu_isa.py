@@ -50,6 +50,8 @@ for dtype in TOLERANCE:
         ((1, 3, 70, 33), 20, (3, 3), 1, 1, 1),  # blocks of rows of one image
         ((5, 20, 6, 5), 36, (3, 3), 1, 1, 1),  # several images together, channels that are no vectors
         ((2, 16, 9, 17), 48, (5, 3), 1, (2, 1), 1),  # the weight's gradient of one vector of channels
+        ((2, 24, 13, 29), 28, (3, 3), 1, 1, 1),  # ... of two vectors and few outputs, and tiles within a row
+        ((3, 72, 11, 9), 72, (3, 3), 2, 1, 3),
         ((1, 64, 40, 45), 40, (3, 3), 1, 1, 1),
         ((3, 130, 5, 3), 40, (3, 3), 2, 1, 1),  # stride phases
         ((3, 80, 10, 9), 80, (3, 3), 1, 1, 5),  # groups that are taken together

@@ -273,6 +273,10 @@ int main(void)
                 check_gemm(sizes[s][0], sizes[s][1], sizes[s][2], layouts % LAYOUTS, layouts / LAYOUTS, dtypes[d]);
         /* Over a block of a, whole columns of tiles, and a ragged rest of both. */
         check_gemm(530, 72, 512, BY_ROWS, BY_ROWS, dtypes[d]);
+        /* Over a block of b where rows of a come first, and over a block of depth; tiles of every height. */
+        check_gemm(55, 700, 384, BY_ROWS, BY_ROWS, dtypes[d]);
+        check_gemm(79, 700, 400, BY_COLUMNS, BY_COLUMNS, dtypes[d]);
+        check_gemm(43, 700, 384, APART, APART, dtypes[d]);
     }
     for (cuda_ops_cpu_isa isa = CUDA_OPS_CPU_PORTABLE; isa <= cuda_ops_cpu_isa_widest(); isa++) {
         select_isa(isa);

@@ -113,6 +113,7 @@ enum {
     FEWEST_CHANNELS = 64,      /* of a unit that takes part of the output channels: fewer do not pay for gathering */
     FEWEST_SPLIT_PIXELS = 512, /* of a split of backward_weight, whose sums are written and read once more */
     MOST_INDIRECT_WEIGHT_CHANNELS = 16, /* with more, taps side by side fill vectors better than channels do */
+    FEW_INDIRECT_OUTPUTS = 32,          /* with so few, two vectors of channels: gathering serves no more than them */
     FEWEST_INDIRECT_PIXELS = 128,       /* ... that gathers nothing */
     INDIRECT_PIXELS = 256,              /* of rows that are read again and again by it, from a cache */
     MOST_GATHERED_ROWS = 1024,
@@ -245,8 +246,10 @@ static bool is_indirect(const struct product *p, const struct phase *phase, cuda
 static bool is_indirect_weight(const struct product *p, const struct phase *phase, cuda_ops_dtype dtype)
 {
 #if CUDA_OPS_WITH_TARGETS
-    return is_indirect(p, phase, dtype) && phase->lattice.channels <= MOST_INDIRECT_WEIGHT_CHANNELS &&
-           cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX2;
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    const bool few_outputs = p->target_channels <= FEW_INDIRECT_OUTPUTS && isa >= CUDA_OPS_CPU_AVX512;
+    const int64_t most = few_outputs ? 2 * 64 / (int64_t)size_of(dtype) : MOST_INDIRECT_WEIGHT_CHANNELS;
+    return is_indirect(p, phase, dtype) && phase->lattice.channels <= most && isa >= CUDA_OPS_CPU_AVX2;
 #else
     (void)p, (void)phase, (void)dtype;
     return false;

@@ -106,6 +106,54 @@ CUDA_OPS_INLINE void FN(tap_panels)(const int pixels, REAL **out, const REAL *co
         }
 }
 
+/* Where a pixel of the target is. */
+struct FN(place) {
+    int64_t image, u, v;
+};
+
+CUDA_OPS_INLINE void FN(advance)(struct FN(place) * at, const struct lattice *l, int64_t pixels)
+{
+    at->v += pixels;
+    if (at->v == l->v_count) {
+        at->v = 0;
+        if (++at->u == l->u_count) {
+            at->u = 0;
+            at->image++;
+        }
+    }
+}
+
+/* from[tap][i] of one pixel. */
+CUDA_OPS_INLINE void FN(point_pixel)(const REAL **from, const REAL *source, const struct lattice *l,
+                                     const struct FN(place) * at)
+{
+    for (int64_t r = 0; r < l->tap_rows; r++) {
+        const int64_t y = at->u * l->step_y + l->first_y + r * l->tap_y;
+        const REAL *const row = source + at->image * l->source.image + y * l->source.row;
+        int64_t x = at->v * l->step_x + l->first_x;
+        for (int64_t s = 0; s < l->tap_columns; s++, x += l->tap_x, from += TILE_PIXELS)
+            *from = 0 <= y && y < l->height && 0 <= x && x < l->width ? row + x * l->source.column : FN(zeros);
+    }
+}
+
+/* Of neighbours in a row of which all columns that they read exist: a tap's pointers are equally far apart. */
+CUDA_OPS_INLINE void FN(point_neighbours)(const REAL **from, const REAL *source, const struct lattice *l,
+                                          const struct FN(place) * at, int pixels)
+{
+    const int64_t x = at->v * l->step_x + l->first_x;
+    for (int64_t r = 0; r < l->tap_rows; r++) {
+        const int64_t y = at->u * l->step_y + l->first_y + r * l->tap_y;
+        const bool exists = 0 <= y && y < l->height;
+        const REAL *tap =
+            exists ? source + at->image * l->source.image + y * l->source.row + x * l->source.column : FN(zeros);
+        const int64_t pixel = exists ? l->step_x * l->source.column : 0,
+                      column = exists ? l->tap_x * l->source.column : 0;
+        for (int64_t s = 0; s < l->tap_columns; s++, tap += column, from += TILE_PIXELS)
+            for (int i = 0; i < pixels; i++)
+                from[i] = tap + i * pixel;
+    }
+}
+
 /* Pixels [begin, end) of a phase, in some groups. weight[group][tap][channel] are `pitch` apart, of which `columns` are wanted; pixels of the
  * target are where `target` says for images, rows and columns. */
 static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *source, const struct lattice *l,
@@ -115,25 +163,23 @@ static void FN(multiply_taps)(REAL *to, struct image_layout target, const REAL *
     const REAL *from[MOST_INDIRECT_TAPS * TILE_PIXELS];
     REAL *out[TILE_PIXELS];
     const int64_t taps = l->tap_rows * l->tap_columns;
-    int64_t v = begin % l->v_count, u = begin / l->v_count % l->u_count, image = begin / l->v_count / l->u_count;
+    const int64_t span = (l->tap_columns - 1) * l->tap_x; /* from a pixel's first tap of a row to its last */
+    struct FN(place) at = {begin / l->v_count / l->u_count, begin / l->v_count % l->u_count, begin % l->v_count};
     for (int64_t pixel = begin; pixel < end;) {
         const int pixels = FN(tile_pixels)(end - pixel);
-        for (int i = 0; i < pixels; i++) {
-            const REAL **at = from + i;
-            for (int64_t r = 0; r < l->tap_rows; r++) {
-                const int64_t y = u * l->step_y + l->first_y + r * l->tap_y;
-                const REAL *const row = source + image * l->source.image + y * l->source.row;
-                int64_t x = v * l->step_x + l->first_x;
-                for (int64_t s = 0; s < l->tap_columns; s++, x += l->tap_x, at += TILE_PIXELS)
-                    *at = 0 <= y && y < l->height && 0 <= x && x < l->width ? row + x * l->source.column : FN(zeros);
-            }
-            out[i] = to + image * target.image + u * target.row + v * target.column;
-            if (++v == l->v_count) {
-                v = 0;
-                if (++u == l->u_count) {
-                    u = 0;
-                    image++;
-                }
+        const int64_t x = at.v * l->step_x + l->first_x;
+        if (at.v + pixels <= l->v_count && x + min_i64(0, span) >= 0 &&
+            x + (pixels - 1) * l->step_x + max_i64(0, span) < l->width) {
+            FN(point_neighbours)(from, source, l, &at, pixels);
+            REAL *const first = to + at.image * target.image + at.u * target.row + at.v * target.column;
+            for (int i = 0; i < pixels; i++)
+                out[i] = first + i * target.column;
+            FN(advance)(&at, l, pixels);
+        } else {
+            for (int i = 0; i < pixels; i++) {
+                FN(point_pixel)(from + i, source, l, &at);
+                out[i] = to + at.image * target.image + at.u * target.row + at.v * target.column;
+                FN(advance)(&at, l, 1);
             }
         }
         switch (pixels) {

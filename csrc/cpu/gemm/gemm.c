@@ -11,17 +11,22 @@
 #include "cuda_ops/gemm_cpu.h"
 
 /* A panel of b (BLOCK_DEPTH rows of two vectors, 24 KB) stays in the first-level cache, the packed block of a
- * (BLOCK_A_BYTES) in the second, and the packed block of b, wide enough for 2048 x 2048 floats, in the third. On
- * processors with AVX-512 the second-level cache is fast enough for the panel of b too (64 KB): a deeper block stores a
- * tile less often. See gemm/kernel.h. */
+ * (BLOCK_A_BYTES) in the second, and the packed block of b, wide enough for 2048 x 2048 floats, in the third. Where rows
+ * come first (ROWS_FIRST) a tile's rows of a stay in the first-level cache, and b in the second. See gemm/kernel.h. */
 enum { BLOCK_B_BYTES = 1 << 22 };
 _Static_assert((1 << 20) + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed blocks fit the workspace");
 
 /* a is read unpacked for at most FEW_TILES panels of b, or with rows at most CLOSE_BYTES apart: farther apart, at
  * powers of two, they would map to the same few cache sets. */
 enum { FEW_TILES = 8, CLOSE_BYTES = 1024 };
+/* Of b packed where rows of a come first: its block stays in the second-level cache, which is 1 MB or more where there
+ * is AVX-512. */
+#define ROWS_FIRST_B_BYTES (VECTOR_BYTES == 64 ? 1 << 20 : 1 << 19)
 /* Up to so many rows the transposed product is computed if b is transposed. */
 enum { TRANSPOSED_ROWS = 64 };
+/* How a micro-kernel reads element p of row i of a: at a[i + p * a_stride]; at a[i * a_stride + p]; or a vector of copies
+ * of it at a[i * LANES + p * a_stride]. */
+enum factors { BY_COLUMNS, BY_ROWS, EXPANDED };
 /* Prefetch distances in steps of p: for a (and a b that is being packed) ahead of its use, and for the output before
  * the end of the sum. */
 enum { STEPS_AHEAD = 16, STEPS_LEFT = 64 };
@@ -111,6 +116,10 @@ CUDA_OPS_INLINE void transpose_block_f64_any(void *block, const double *source, 
 #define BLOCK_A_BYTES (3 << 16)
 #define TILE_ROWS 4
 #define TARGET(name) name##_any
+#ifndef __aarch64__ /* whose multiply-adds take one element of a vector */
+#define EXPANDS 1
+#define ROWS_FIRST 1
+#endif
 #define MULTIPLY_ADD_F32(a, b, sum) ((a) * (b) + (sum))
 #define MULTIPLY_ADD_F64(a, b, sum) ((a) * (b) + (sum))
 #include "gemm/passes.h"
@@ -139,7 +148,8 @@ CUDA_OPS_INLINE void transpose_block_f64_any(void *block, const double *source, 
 #pragma GCC target("avx512f,avx512vl,avx512dq,fma")
 #define VECTOR_BYTES 64 /* 32 registers: 24 accumulators, 2 of b; rows are a multiple of four for TRANSPOSE_QUAD */
 #define TILE_ROWS 12
-#define BLOCK_DEPTH 512
+#define BLOCK_DEPTH 384
+#define ROWS_FIRST 1
 #define BLOCK_A_BYTES (1 << 20)
 #define TARGET(name) name##_avx512
 #define MULTIPLY_ADD_F32(a, b, sum)                                                                                    \

@@ -14,6 +14,12 @@
  *   - if b is transposed and there are few rows, the transposed product is computed, output^T = b^T a^T: the rows of
  *     the long operand are broadcast, and only a few vectors of the short one are packed.
  *
+ * With ROWS_FIRST, products of more than a few panels of b go by rows: a tile's rows of a are packed into the first-level
+ * cache and multiplied with all panels of a block of b, which fills half of the second. The output is written in its
+ * order then, which counts where it is large or the sums are short, and a is packed once for a thousand columns. Without
+ * an instruction that multiplies by one element (EXPANDS) each element of a is packed as a vector of copies: in registers
+ * it would cost as much as half of its multiplications with a panel.
+ *
  * m = 1 and n = 1 are matrix-vector products, and m = 2 with b transposed is two of them: gemm/gemv.h.
  *
  * Ragged edges: the last columns take a tile of one vector or of zero-padded ones, of which only the columns that exist
@@ -126,11 +132,10 @@ NOINLINE static void FN(store_edge)(const struct FN(destination) * to, REAL *out
     }
 }
 
-/* One micro-tile: rows x (vectors * LANES) elements of output, of which to->columns exist. Element p of row i of a is
- * a[i + p * a_stride], or if `by_rows` a[i * a_stride + p]. If `packing`, b is read unpacked and packed on the way: the
- * stores are free beside the multiply-adds. rows, vectors, by_rows and packing are constants wherever this is inlined,
- * so that `sum` is in registers. */
-CUDA_OPS_INLINE void FN(micro_kernel)(const int rows, const int vectors, const bool by_rows, const bool packing,
+/* One micro-tile: rows x (vectors * LANES) elements of output, of which to->columns exist. If `packing`, b is read
+ * unpacked and packed on the way: the stores are free beside the multiply-adds. rows, vectors, factors and packing are
+ * constants wherever this is inlined, so that `sum` is in registers. */
+CUDA_OPS_INLINE void FN(micro_kernel)(const int rows, const int vectors, const enum factors factors, const bool packing,
                                       const struct FN(destination) * to, REAL *output, const REAL *restrict a,
                                       int64_t a_stride, const REAL *restrict b, int64_t b_row, int64_t depth,
                                       REAL *restrict packed)
@@ -139,7 +144,7 @@ CUDA_OPS_INLINE void FN(micro_kernel)(const int rows, const int vectors, const b
     const REAL *left[TILE_ROWS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
-        if (by_rows)
+        if (factors == BY_ROWS)
             left[i] = a + i * a_stride;
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
@@ -150,7 +155,7 @@ CUDA_OPS_INLINE void FN(micro_kernel)(const int rows, const int vectors, const b
 #pragma GCC unroll 4
         for (; p < stop; p++) {
             FN(lane_vector) right[2];
-            if (!by_rows) /* for an unpacked a it gained nothing, and cost a few percent where all is in cache */
+            if (factors == BY_COLUMNS) /* else it gained nothing, and cost a few percent where all is in cache */
                 PREFETCH(a + STEPS_AHEAD * a_stride);
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++) {
@@ -158,11 +163,23 @@ CUDA_OPS_INLINE void FN(micro_kernel)(const int rows, const int vectors, const b
                 if (packing) {
                     *(FN(vector) *)(packed + v * LANES) = right[v];
                     PREFETCH(b + STEPS_AHEAD * b_row + v * LANES);
+#if ROWS_FIRST
+                    PREFETCH_FAR(b + (vectors + v) * LANES);
+#endif
                 }
             }
 #pragma GCC unroll 16
             for (int i = 0; i < rows; i++) {
-                const REAL factor = by_rows ? left[i][p] : a[i];
+#if EXPANDS
+                if (factors == EXPANDED) {
+                    const FN(lane_vector) copies = *(const FN(lane_vector) *)(a + i * LANES);
+#pragma GCC unroll 2
+                    for (int v = 0; v < vectors; v++)
+                        sum[i][v] = MULTIPLY_ADD(copies, right[v], sum[i][v]);
+                    continue;
+                }
+#endif
+                const REAL factor = factors == BY_ROWS ? left[i][p] : a[i];
 #pragma GCC unroll 2
                 for (int v = 0; v < vectors; v++)
                     sum[i][v] = MULTIPLY_ADD(factor, right[v], sum[i][v]);
@@ -222,8 +239,8 @@ struct FN(panel) {
     int64_t next_row;
 };
 
-/* Instantiated for each vectors and by_rows below; each has micro-kernels of five heights. */
-CUDA_OPS_INLINE void FN(panel_product)(const int vectors, const bool by_rows, const struct FN(panel) * panel)
+/* Instantiated for each vectors and factors below; each has micro-kernels of five heights. */
+CUDA_OPS_INLINE void FN(panel_product)(const int vectors, const enum factors factors, const struct FN(panel) * panel)
 {
     const struct FN(destination) to = panel->to;
     const int64_t rows = panel->rows, depth = panel->depth, a_row = panel->a_row;
@@ -235,28 +252,28 @@ CUDA_OPS_INLINE void FN(panel_product)(const int vectors, const bool by_rows, co
         const int count = FN(tile_rows)(rows - i);
         REAL *output = to.output + i * (to.transposed ? 1 : to.row);
         const REAL *left = panel->a + i * (a_row ? a_row : depth);
-        const int64_t stride = by_rows ? a_row : a_row ? panel->a_column : count;
+        const int64_t stride = factors == BY_ROWS ? a_row : a_row ? panel->a_column : count;
         for (const int64_t stop = min_i64(depth, prefetched + ahead); prefetched < stop; prefetched++)
             for (int line = 0; line < 2 * LANES; line += (int)(64 / sizeof(REAL)))
                 PREFETCH_FAR(next + prefetched * panel->next_row + line);
         if (vectors == 2 && i == 0 && panel->packed) {
-            FN(micro_kernel)(TILE_ROWS, 2, by_rows, true, &to, output, left, stride, b, b_row, depth, panel->packed);
+            FN(micro_kernel)(TILE_ROWS, 2, factors, true, &to, output, left, stride, b, b_row, depth, panel->packed);
             b = panel->packed;
             b_row = 2 * LANES;
         } else if (count == TILE_ROWS)
-            FN(micro_kernel)(TILE_ROWS, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(TILE_ROWS, vectors, factors, false, &to, output, left, stride, b, b_row, depth, NULL);
 #if TILE_ROWS > 8
         else if (count == 8)
-            FN(micro_kernel)(8, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(8, vectors, factors, false, &to, output, left, stride, b, b_row, depth, NULL);
 #endif
 #if TILE_ROWS > 4
         else if (count == 4)
-            FN(micro_kernel)(4, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(4, vectors, factors, false, &to, output, left, stride, b, b_row, depth, NULL);
 #endif
         else if (count == 2)
-            FN(micro_kernel)(2, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(2, vectors, factors, false, &to, output, left, stride, b, b_row, depth, NULL);
         else
-            FN(micro_kernel)(1, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(1, vectors, factors, false, &to, output, left, stride, b, b_row, depth, NULL);
         i += count;
     }
 }
@@ -264,22 +281,22 @@ CUDA_OPS_INLINE void FN(panel_product)(const int vectors, const bool by_rows, co
 /* Not inlined: with twenty micro-kernels in one function, fewer registers are left for addresses. */
 NOINLINE static void FN(wide_by_rows)(const struct FN(panel) * panel)
 {
-    FN(panel_product)(2, true, panel);
+    FN(panel_product)(2, BY_ROWS, panel);
 }
 
 NOINLINE static void FN(wide)(const struct FN(panel) * panel)
 {
-    FN(panel_product)(2, false, panel);
+    FN(panel_product)(2, BY_COLUMNS, panel);
 }
 
 NOINLINE static void FN(narrow_by_rows)(const struct FN(panel) * panel)
 {
-    FN(panel_product)(1, true, panel);
+    FN(panel_product)(1, BY_ROWS, panel);
 }
 
 NOINLINE static void FN(narrow)(const struct FN(panel) * panel)
 {
-    FN(panel_product)(1, false, panel);
+    FN(panel_product)(1, BY_COLUMNS, panel);
 }
 
 /* The size of equal blocks, multiples of `unit` and at most `most`: a small last block would hardly be worth
@@ -296,6 +313,120 @@ CUDA_OPS_INLINE int64_t FN(block_depth)(int64_t k)
     return FN(even_block)(k, BLOCK_DEPTH, 1);
 }
 
+#if EXPANDS
+#define TILE_FACTORS EXPANDED
+#define FACTOR_COPIES LANES
+/* to[p][i][...] = copies of element p of row i of a. */
+static void FN(pack_tile)(REAL *restrict to, const REAL *restrict a, int64_t a_row, int64_t a_column, int rows,
+                          int64_t depth)
+{
+    for (int64_t p = 0; p < depth; p++, to += rows * LANES)
+        for (int i = 0; i < rows; i++)
+            *(FN(lane_vector) *)(to + i * LANES) = COPIES(a[i * a_row + p * a_column]);
+}
+#elif ROWS_FIRST
+#define TILE_FACTORS BY_COLUMNS
+#define FACTOR_COPIES 1
+static void FN(pack_tile)(REAL *restrict to, const REAL *restrict a, int64_t a_row, int64_t a_column, int rows,
+                          int64_t depth)
+{
+    FN(pack)(to, rows, a, a_row, a_column, rows, depth);
+}
+#endif
+
+#if ROWS_FIRST
+/* The product of a tile's rows of a, packed, and a block of b. */
+struct FN(tile_product) {
+    struct FN(destination) to;
+    const REAL *a, *b;
+    int64_t columns, depth, b_row, b_column;
+    REAL *packed;  /* the panels of b */
+    bool first;    /* they are to be packed */
+    bool in_place; /* full ones are not packed at all */
+};
+
+CUDA_OPS_INLINE void FN(tile_panels)(const int rows, const struct FN(tile_product) * product)
+{
+    const int64_t width = 2 * LANES, depth = product->depth, a_stride = rows * FACTOR_COPIES;
+    struct FN(destination) to = product->to;
+    for (int64_t j = 0; j < product->columns; j += width) {
+        const REAL *b = product->b + j * product->b_column;
+        REAL *const packed = product->packed + j * depth;
+        REAL *const output = to.output + j * (to.transposed ? to.row : 1);
+        to.columns = min_i64(width, product->columns - j);
+        const bool full = to.columns == width, narrow = to.columns <= LANES, in_place = full && product->in_place;
+        if (rows == TILE_ROWS && full && !in_place && product->first && product->b_column == 1) {
+            FN(micro_kernel)(TILE_ROWS, 2, TILE_FACTORS, true, &to, output, product->a, a_stride, b, product->b_row,
+                             depth, packed);
+            continue;
+        }
+        int64_t b_row = product->b_row;
+        if (!in_place) {
+            const int64_t panel = narrow ? LANES : width;
+            if (product->first)
+                FN(pack)(packed, panel, b, product->b_column, b_row, to.columns, depth);
+            b = packed;
+            b_row = panel;
+        }
+        if (narrow)
+            FN(micro_kernel)(rows, 1, TILE_FACTORS, false, &to, output, product->a, a_stride, b, b_row, depth, NULL);
+        else
+            FN(micro_kernel)(rows, 2, TILE_FACTORS, false, &to, output, product->a, a_stride, b, b_row, depth, NULL);
+    }
+}
+
+/* As FN(product), of more than a few panels: rows first. */
+static void FN(product_rows_first)(REAL *output, int64_t output_row, bool transposed, const REAL *a, int64_t a_row,
+                                   int64_t a_column, const REAL *b, int64_t b_row, int64_t b_column, int64_t m,
+                                   int64_t n, int64_t k, bool accumulate, void *workspace)
+{
+    const int64_t block_depth = FN(block_depth)(k), width = 2 * LANES;
+    const int64_t most_columns = ROWS_FIRST_B_BYTES / (int64_t)sizeof(REAL) / block_depth / width * width;
+    const int64_t block_columns = FN(even_block)(n, most_columns, width);
+    REAL *const tile = workspace;
+    struct FN(tile_product) product = {.to = {.row = output_row, .transposed = transposed},
+                                       .a = tile,
+                                       .b_row = b_row,
+                                       .b_column = b_column,
+                                       .packed = tile + BLOCK_DEPTH * TILE_ROWS * FACTOR_COPIES,
+                                       .in_place = b_column == 1 && m <= 3 * TILE_ROWS};
+    for (int64_t j0 = 0; j0 < n; j0 += block_columns)
+        for (int64_t p0 = 0; p0 < k; p0 += block_depth) {
+            product.columns = min_i64(block_columns, n - j0);
+            product.depth = min_i64(block_depth, k - p0);
+            product.b = b + p0 * b_row + j0 * b_column;
+            product.to.accumulate = accumulate || p0 > 0;
+            for (int64_t i = 0; i < m;) {
+                const int rows = FN(tile_rows)(m - i);
+                FN(pack_tile)(tile, a + i * a_row + p0 * a_column, a_row, a_column, rows, product.depth);
+                product.to.output = output + (transposed ? j0 * output_row + i : i * output_row + j0);
+                product.first = i == 0;
+                switch (rows) {
+                case TILE_ROWS:
+                    FN(tile_panels)(TILE_ROWS, &product);
+                    break;
+#if TILE_ROWS > 8
+                case 8:
+                    FN(tile_panels)(8, &product);
+                    break;
+#endif
+#if TILE_ROWS > 4
+                case 4:
+                    FN(tile_panels)(4, &product);
+                    break;
+#endif
+                case 2:
+                    FN(tile_panels)(2, &product);
+                    break;
+                default:
+                    FN(tile_panels)(1, &product);
+                }
+                i += rows;
+            }
+        }
+}
+#endif
+
 /* If `transposed`, the caller has exchanged a and b, and output is stored transposed. */
 static void FN(product)(REAL *output, int64_t output_row, bool transposed, const REAL *a, int64_t a_row,
                         int64_t a_column, const REAL *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n,
@@ -311,6 +442,13 @@ static void FN(product)(REAL *output, int64_t output_row, bool transposed, const
     REAL *const packed_b = packed_a + BLOCK_A_BYTES / sizeof(REAL);
     const bool b_in_place = b_column == 1 && m <= 3 * TILE_ROWS;
     const bool few_tiles = n <= FEW_TILES * width;
+#if ROWS_FIRST
+    if (!few_tiles && (TILE_FACTORS == EXPANDED || m > 3 * TILE_ROWS)) {
+        FN(product_rows_first)(output, output_row, transposed, a, a_row, a_column, b, b_row, b_column, m, n, k,
+                               accumulate, workspace);
+        return;
+    }
+#endif
     const int64_t close =
         VECTOR_BYTES == 64 ? 2 * CLOSE_BYTES : CLOSE_BYTES; /* AVX-512 processors have larger caches */
     /* An expanded a (a_row is 0) is packed: to a panel, a_row of 0 says that it is. */
@@ -404,3 +542,6 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
 #undef TRANSPOSE_ROWS
 #undef TRANSPOSE_BLOCK
 #undef MULTIPLY_ADD
+#undef COPIES
+#undef TILE_FACTORS
+#undef FACTOR_COPIES
