@@ -19,12 +19,36 @@ enum { SUM_TILE = 256 }; /* columns that are added up together, in double */
 
 #include "common/undef_real.h"
 
+/* Whether all of them are: the sign of an index, and of what is left to the last one, where it is not. */
+CUDA_OPS_SIMD static bool are_indices_i64(const int64_t *indices, int64_t count, int64_t rows)
+{
+    uint64_t signs = 0;
+    for (int64_t i = 0; i < count; i++)
+        signs |= (uint64_t)indices[i] | ((uint64_t)(rows - 1) - (uint64_t)indices[i]);
+    return signs >> 63 == 0;
+}
+
+CUDA_OPS_SIMD static bool are_indices_i32(const int32_t *indices, int64_t count, int64_t rows)
+{
+    uint64_t signs = 0;
+    for (int64_t i = 0; i < count; i++)
+        signs |= (uint64_t)indices[i] | ((uint64_t)(rows - 1) - (uint64_t)indices[i]);
+    return signs >> 63 == 0;
+}
+
 int64_t cuda_ops_embedding_find_bad_index_cpu(const void *indices, int index_bytes, int64_t count, int64_t rows)
 {
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t index = index_at(indices, index_bytes, i);
-        if (index < 0 || index >= rows)
-            return i;
+    enum { AT_ONCE = 4096 };
+    for (int64_t first = 0; first < count; first += AT_ONCE) {
+        const int64_t end = min_i64(count, first + AT_ONCE);
+        if (index_bytes == 4 ? are_indices_i32((const int32_t *)indices + first, end - first, rows)
+                             : are_indices_i64((const int64_t *)indices + first, end - first, rows))
+            continue;
+        for (int64_t i = first; i < end; i++) {
+            const int64_t index = index_at(indices, index_bytes, i);
+            if (index < 0 || index >= rows)
+                return i;
+        }
     }
     return -1;
 }

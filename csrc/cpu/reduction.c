@@ -251,6 +251,23 @@ cuda_ops_status cuda_ops_reduction_accumulate_cpu(void *workspace, const void *i
     }
 }
 
+static bool is_plain(cuda_ops_reduction_kind kind, const family *f)
+{
+    return kind == CUDA_OPS_SUM || kind == CUDA_OPS_MEAN || kind == CUDA_OPS_PROD || f->map == MAP_SQUARE;
+}
+
+/* Of many outputs with few elements each, what finish_value does. */
+CUDA_OPS_SIMD static void finish_plain(float *restrict output, const state *restrict states, double divisor,
+                                       bool is_root, int64_t begin, int64_t end)
+{
+    if (is_root)
+        for (int64_t at = begin; at < end; at++)
+            output[at] = (float)sqrt(states[at].value);
+    else
+        for (int64_t at = begin; at < end; at++)
+            output[at] = (float)(states[at].value / divisor);
+}
+
 cuda_ops_status cuda_ops_reduction_finish_cpu(void *output, const void *workspace, cuda_ops_reduction_sizes sizes,
                                               cuda_ops_reduction_kind kind, double parameter, int64_t begin,
                                               int64_t end, cuda_ops_dtype dtype)
@@ -267,6 +284,10 @@ cuda_ops_status cuda_ops_reduction_finish_cpu(void *output, const void *workspac
     const family f = family_of(kind, parameter);
     const int64_t parts = cut_of(&sizes).parts;
     const bool is_whole = sizes.batch * parts == 1; /* one state for each output */
+    if (is_whole && dtype == CUDA_OPS_FLOAT32 && is_plain(kind, &f)) {
+        finish_plain(output, workspace, kind == CUDA_OPS_MEAN ? (double)count : 1, f.map == MAP_SQUARE, begin, end);
+        return CUDA_OPS_SUCCESS;
+    }
     for (int64_t at = begin; at < end; at++) {
         state all = is_whole ? ((const state *)workspace)[at] : none(&f);
         if (!is_whole) {
