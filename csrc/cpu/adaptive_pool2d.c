@@ -126,6 +126,68 @@ static void max_backward_planes_halves(uint16_t *restrict grad_input, const uint
         }
 }
 
+/* Positions of a window, counted in it, of `lanes` channels. Of equal ones the first, of NaN the last: the largest of
+ * integers, in which a half's magnitude with its sign comes first, or of a NaN a larger number, and then the position. */
+CUDA_OPS_INLINE void find_largest_halves(int32_t *restrict where, const uint16_t *restrict window, int32_t rows,
+                                         int32_t cols, int64_t row_step, int64_t channels, const int64_t lanes,
+                                         int32_t infinity)
+{
+    int32_t best[LANES];
+    for (int64_t c = 0; c < lanes; c++)
+        best[c] = INT32_MIN;
+    for (int32_t h = 0; h < rows; h++)
+        for (int32_t w = 0; w < cols; w++) {
+            const uint16_t *const in = window + h * row_step + w * channels;
+            const int32_t position = h * cols + w, nan = (INT16_MAX << 16) + position, back = INT16_MAX - position;
+#pragma omp simd
+            for (int64_t c = 0; c < lanes; c++) {
+                const int32_t magnitude = in[c] & INT16_MAX;
+                const int32_t order = in[c] > INT16_MAX ? -magnitude : magnitude;
+                const int32_t key = magnitude > infinity ? nan : order * 65536 + back;
+                best[c] = key > best[c] ? key : best[c];
+            }
+        }
+    for (int64_t c = 0; c < lanes; c++) {
+        const int32_t low = best[c] & 0xffff;
+        where[c] = best[c] >> 16 == INT16_MAX ? low : INT16_MAX - low;
+    }
+}
+
+/* By comparisons of integers, which need not be widened; windows have less than 2^15 positions. */
+CUDA_OPS_SIMD static void max_forward_rows_halves(uint16_t *restrict output, int64_t *restrict indices,
+                                                  const uint16_t *restrict input, const cuda_ops_adaptive_pool2d *pool,
+                                                  int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    const int64_t channels = pool->channels, row_step = width.input * channels;
+    const int32_t infinity = dtype == CUDA_OPS_FLOAT16 ? 0x7c00 : 0x7f80;
+    for (int64_t row = begin; row < end; row++) {
+        const uint16_t *const image = input + row / height.output * height.input * row_step;
+        const int32_t i = (int32_t)(row % height.output);
+        for (int32_t j = 0; j < width.output; j++) {
+            WINDOW(i, j);
+            const int32_t rows = h_end - h_begin, cols = w_end - w_begin;
+            const uint16_t *const window = image + h_begin * row_step + w_begin * channels;
+            for (int64_t first = 0; first < channels; first += LANES) {
+                const int64_t lanes = min_i64(LANES, channels - first);
+                const int64_t at = (row * width.output + j) * channels + first;
+                int32_t where[LANES];
+                if (lanes == LANES)
+                    find_largest_halves(where, window + first, rows, cols, row_step, channels, LANES, infinity);
+                else
+                    find_largest_halves(where, window + first, rows, cols, row_step, channels, lanes, infinity);
+                for (int64_t c = 0; c < lanes; c++) {
+                    const int32_t in_row = cols == width.input ? where[c] : where[c] % cols;
+                    const int32_t in_column = cols == width.input ? 0 : where[c] / cols;
+                    const int64_t position = (int64_t)(h_begin + in_column) * width.input + w_begin + in_row;
+                    output[at + c] = image[position * channels + first + c];
+                    indices[at + c] = position;
+                }
+            }
+        }
+    }
+}
+
 CUDA_OPS_SIMD static void max_backward_rows_halves(uint16_t *restrict grad_input, const uint16_t *restrict grad_output,
                                                    const int64_t *restrict indices,
                                                    const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
@@ -192,10 +254,27 @@ cuda_ops_status cuda_ops_adaptive_avg_pool2d_backward_cpu(void *grad_input, cons
     DISPATCH(avg_backward, grad_input, grad_output, pool, begin, end)
 }
 
+/* No window of an axis is longer than this. */
+static int64_t longest_window(cuda_ops_adaptive_axis axis)
+{
+    return axis.output > 0 ? axis.input / axis.output + 2 : 0;
+}
+
+int cuda_ops_adaptive_max_pool2d_takes_halves_cpu(const cuda_ops_adaptive_pool2d *pool)
+{
+    return pool->channels_last && longest_window(pool->height) * longest_window(pool->width) < INT16_MAX;
+}
+
 cuda_ops_status cuda_ops_adaptive_max_pool2d_forward_cpu(void *output, int64_t *indices, const void *input,
                                                          const cuda_ops_adaptive_pool2d *pool, int64_t begin,
-                                                         int64_t end, cuda_ops_dtype dtype){
-    DISPATCH(max_forward, output, indices, input, pool, begin, end)}
+                                                         int64_t end, cuda_ops_dtype dtype)
+{
+    if (is_half(dtype) && cuda_ops_adaptive_pool2d_valid(pool) && cuda_ops_adaptive_max_pool2d_takes_halves_cpu(pool)) {
+        max_forward_rows_halves(output, indices, input, pool, begin, end, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
+    DISPATCH(max_forward, output, indices, input, pool, begin, end)
+}
 
 cuda_ops_status cuda_ops_adaptive_max_pool2d_backward_cpu(void *grad_input, const void *grad_output,
                                                           const int64_t *indices, const cuda_ops_adaptive_pool2d *pool,

@@ -7,6 +7,7 @@
 #include "cuda_ops/avg_pool2d.h"
 
 #include "common/common.h"
+#include "common/stored.h"
 
 /* What the kernels need besides the geometry. */
 typedef struct {
@@ -34,6 +35,49 @@ CUDA_OPS_INLINE int64_t window_divisor(const cuda_ops_pool2d *pool, divisor_rule
 
 #include "common/undef_real.h"
 
+/* As FN(avg_forward_rows), some channels of a window at a time, which are widened in registers. */
+CUDA_OPS_SIMD static void avg_forward_rows_bf16(uint16_t *restrict output, const uint16_t *restrict input,
+                                                const cuda_ops_pool2d *pool, divisor_rule rule, int64_t begin,
+                                                int64_t end)
+{
+    enum { LANES = 32 };
+    const cuda_ops_pool_axis height = pool->height, width = pool->width;
+    const int64_t channels = pool->channels;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t n = row / height.output;
+        const int32_t h_start = cuda_ops_pool_start(height, (int32_t)(row % height.output));
+        const int32_t h_begin = cuda_ops_pool_first_tap(height, h_start);
+        const int32_t h_end = cuda_ops_pool_end_tap(height, h_start);
+        for (int32_t w = 0; w < width.output; w++) {
+            const int32_t w_start = cuda_ops_pool_start(width, w);
+            const int32_t w_begin = cuda_ops_pool_first_tap(width, w_start);
+            const int32_t w_end = cuda_ops_pool_end_tap(width, w_start);
+            const float divisor = (float)window_divisor(pool, rule, h_start, w_start);
+            const uint16_t *const image = input + n * height.input * width.input * channels;
+            for (int64_t first = 0; first < channels; first += LANES) {
+                const int64_t lanes = min_i64(LANES, channels - first);
+                float sums[LANES] = {0};
+                for (int32_t i = h_begin; i < h_end; i++)
+                    for (int32_t j = w_begin; j < w_end; j++) {
+                        const int64_t position = (int64_t)(h_start + i) * width.input + w_start + j;
+                        const uint16_t *const in = image + position * channels + first;
+                        if (lanes == LANES) /* a number that the compiler knows keeps the sums in registers */
+                            for (int c = 0; c < LANES; c++)
+                                sums[c] += widened_bfloat16(in[c]);
+                        else
+                            for (int64_t c = 0; c < lanes; c++)
+                                sums[c] += widened_bfloat16(in[c]);
+                    }
+                uint16_t *const out = output + (row * width.output + w) * channels + first;
+                for (int64_t c = 0; c < lanes; c++)
+                    sums[c] /= divisor;
+                for (int64_t c = 0; c < lanes; c++)
+                    out[c] = stored_bfloat16(sums[c]);
+            }
+        }
+    }
+}
+
 cuda_ops_status cuda_ops_avg_pool2d_forward_cpu(void *output, const void *input, const cuda_ops_pool2d *pool,
                                                 bool count_include_pad, int64_t divisor_override, int64_t begin,
                                                 int64_t end, cuda_ops_dtype dtype)
@@ -47,6 +91,11 @@ cuda_ops_status cuda_ops_avg_pool2d_forward_cpu(void *output, const void *input,
         return CUDA_OPS_SUCCESS;
     case CUDA_OPS_FLOAT64:
         (pool->channels_last ? avg_forward_rows_f64 : avg_forward_planes_f64)(output, input, pool, rule, begin, end);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_BFLOAT16:
+        if (!pool->channels_last)
+            return CUDA_OPS_UNSUPPORTED_DTYPE;
+        avg_forward_rows_bf16(output, input, pool, rule, begin, end);
         return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;

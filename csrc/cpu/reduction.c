@@ -10,7 +10,13 @@
 #include "cuda_ops/reduction.h"
 
 #include "common/common.h"
+#include "common/half.h"
+#include "cuda_ops/cpu_isa.h"
 #include "cuda_ops/halves_cpu.h"
+
+#if CUDA_OPS_WITH_TARGETS
+#include <immintrin.h>
+#endif
 
 enum {
     SHORT = 256,        /* elements, or rows, that one sum in the dtype covers */
@@ -174,6 +180,91 @@ static double finish_value(cuda_ops_reduction_kind kind, double parameter, const
 
 #include "common/undef_real.h"
 
+/* Sums of bfloat16, or of its squares, of rows that follow each other: of two elements that are read as one number, one is a
+ * float when it is moved up, the other when the first is cleared. As many are added up in float as of ADD_MAPPED. */
+CUDA_OPS_SIMD static void sum_rows_bf16_portable(state *states, const uint16_t *input, int64_t rows, int64_t cols,
+                                                 bool squares)
+{
+    typedef uint32_t pair __attribute__((aligned(2), may_alias));
+    for (int64_t row = 0; row < rows; row++) {
+        const uint16_t *const x = input + row * cols;
+        double all = cols % 2 ? (double)widened_bfloat16(x[cols - 1]) : 0;
+        all = squares ? all * all : all;
+        for (int64_t first = 0; first < cols / 2; first += LONG / 2) {
+            const pair *const pairs = (const pair *)(x + 2 * first);
+            const int64_t count = min_i64(LONG / 2, cols / 2 - first);
+            float low = 0, high = 0;
+            if (squares)
+#pragma omp simd reduction(+ : low, high)
+                for (int64_t i = 0; i < count; i++) {
+                    const float a = float_of(pairs[i] << 16), b = float_of(pairs[i] & 0xffff0000u);
+                    low += a * a;
+                    high += b * b;
+                }
+            else
+#pragma omp simd reduction(+ : low, high)
+                for (int64_t i = 0; i < count; i++) {
+                    low += float_of(pairs[i] << 16);
+                    high += float_of(pairs[i] & 0xffff0000u);
+                }
+            all += (double)(low + high);
+        }
+        states[row] = (state){all, 0, 0};
+    }
+}
+
+#if CUDA_OPS_WITH_TARGETS
+/* The last `count` of 32 elements that end where a row does: less than 32, of at least `before` + count. Not by a load under
+ * a mask, which took longer than all else. */
+__attribute__((target("avx512f,avx512bw,avx512vl"))) static inline __m512i last_elements(const uint16_t *x,
+                                                                                         int64_t count, int64_t before)
+{
+    if (before + count >= 32) {
+        const __m512i pairs = _mm512_loadu_si512(x + count - 32);
+        return _mm512_maskz_mov_epi16(~(__mmask32)0 << (32 - count), pairs);
+    }
+    uint16_t padded[32] = {0};
+    memcpy(padded, x, (size_t)count * sizeof *x);
+    return _mm512_loadu_si512(padded);
+}
+
+/* The same by whole vectors. */
+__attribute__((target("avx512f,avx512bw,avx512vl"))) static void
+sum_rows_bf16_avx512(state *states, const uint16_t *input, int64_t rows, int64_t cols, bool squares)
+{
+    const __m512i upper = _mm512_set1_epi32((int32_t)0xffff0000u);
+    for (int64_t row = 0; row < rows; row++) {
+        double all = 0;
+        for (int64_t first = 0; first < cols; first += LONG) {
+            const uint16_t *const x = input + row * cols + first;
+            const int64_t count = min_i64(LONG, cols - first);
+            __m512 low = _mm512_setzero_ps(), high = low;
+            for (int64_t c = 0; c < count; c += 32) {
+                const __m512i pairs =
+                    count - c >= 32 ? _mm512_loadu_si512(x + c) : last_elements(x + c, count - c, first + c);
+                const __m512 a = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+                const __m512 b = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
+                low = squares ? _mm512_fmadd_ps(a, a, low) : _mm512_add_ps(a, low);
+                high = squares ? _mm512_fmadd_ps(b, b, high) : _mm512_add_ps(b, high);
+            }
+            all += (double)_mm512_reduce_add_ps(_mm512_add_ps(low, high));
+        }
+        states[row] = (state){all, 0, 0};
+    }
+}
+#endif
+
+static void sum_rows_bf16(state *states, const uint16_t *input, int64_t rows, int64_t cols, bool squares)
+{
+#if CUDA_OPS_WITH_TARGETS
+    if (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX512) {
+        sum_rows_bf16_avx512(states, input, rows, cols, squares);
+        return;
+    }
+#endif
+    sum_rows_bf16_portable(states, input, rows, cols, squares);
+}
+
 /* The f32 kernels over pieces that are widened: of a row LONG elements, whose sums are cut as those of floats are, of
  * columns as many rows as fit PIECE. */
 static void accumulate_halves(state *workspace, const uint16_t *input, const cuda_ops_reduction_sizes *sizes,
@@ -183,6 +274,11 @@ static void accumulate_halves(state *workspace, const uint16_t *input, const cud
     const int64_t inner = sizes->inner, cols = sizes->cols;
     float piece[PIECE];
     state some[TILE];
+    const bool is_sum = (f->map == MAP_SUM || f->map == MAP_SQUARE) && dtype == CUDA_OPS_BFLOAT16 && inner == 1;
+    if (is_sum && c.parts == 1) {
+        sum_rows_bf16(workspace + begin, input + begin * cols, end - begin, cols, f->map == MAP_SQUARE);
+        return;
+    }
     if (inner == 1 && cols <= LONG) { /* several rows at a time; none has more than one part */
         for (int64_t row = begin, rows; row < end; row += rows) {
             rows = min_i64(PIECE / cols, end - row);
@@ -197,6 +293,10 @@ static void accumulate_halves(state *workspace, const uint16_t *input, const cud
         const int64_t at = part % c.parts * c.step, count = min_i64(c.step, sizes->cols - at);
         const uint16_t *x = input + (row * sizes->cols + at) * inner + tile;
         state *all = workspace + part * inner + tile;
+        if (is_sum) {
+            sum_rows_bf16(all, x, 1, count, f->map == MAP_SQUARE);
+            continue;
+        }
         for (int64_t first = 0; first < count; first += step) {
             const int64_t rows = min_i64(step, count - first);
             if (width == inner)
@@ -251,6 +351,23 @@ cuda_ops_status cuda_ops_reduction_accumulate_cpu(void *workspace, const void *i
     }
 }
 
+static bool is_plain(cuda_ops_reduction_kind kind, const family *f)
+{
+    return kind == CUDA_OPS_SUM || kind == CUDA_OPS_MEAN || kind == CUDA_OPS_PROD || f->map == MAP_SQUARE;
+}
+
+/* Of many outputs with few elements each, what finish_value does. */
+CUDA_OPS_SIMD static void finish_plain(float *restrict output, const state *restrict states, double divisor,
+                                       bool is_root, int64_t begin, int64_t end)
+{
+    if (is_root)
+        for (int64_t at = begin; at < end; at++)
+            output[at] = (float)sqrt(states[at].value);
+    else
+        for (int64_t at = begin; at < end; at++)
+            output[at] = (float)(states[at].value / divisor);
+}
+
 cuda_ops_status cuda_ops_reduction_finish_cpu(void *output, const void *workspace, cuda_ops_reduction_sizes sizes,
                                               cuda_ops_reduction_kind kind, double parameter, int64_t begin,
                                               int64_t end, cuda_ops_dtype dtype)
@@ -267,6 +384,10 @@ cuda_ops_status cuda_ops_reduction_finish_cpu(void *output, const void *workspac
     const family f = family_of(kind, parameter);
     const int64_t parts = cut_of(&sizes).parts;
     const bool is_whole = sizes.batch * parts == 1; /* one state for each output */
+    if (is_whole && dtype == CUDA_OPS_FLOAT32 && is_plain(kind, &f)) {
+        finish_plain(output, workspace, kind == CUDA_OPS_MEAN ? (double)count : 1, f.map == MAP_SQUARE, begin, end);
+        return CUDA_OPS_SUCCESS;
+    }
     for (int64_t at = begin; at < end; at++) {
         state all = is_whole ? ((const state *)workspace)[at] : none(&f);
         if (!is_whole) {

@@ -127,6 +127,11 @@ static std::tuple<Tensor, Tensor> adaptive_max_pool2d_forward(const Tensor &inpu
         CUDA_OPS_LAUNCH(op, cuda_ops_adaptive_max_pool2d_forward_cuda(output.data_ptr(), indices.data_ptr<int64_t>(),
                                                                       x.const_data_ptr(), &pool, dtype,
                                                                       current_stream(op)));
+    else if (is_half(dtype) && cuda_ops_adaptive_max_pool2d_takes_halves_cpu(&pool))
+        parallel_pool2d(op, pool, pool.height.output, x.numel(), [&](int64_t begin, int64_t end) {
+            return cuda_ops_adaptive_max_pool2d_forward_cpu(output.data_ptr(), indices.data_ptr<int64_t>(),
+                                                            x.const_data_ptr(), &pool, begin, end, dtype);
+        });
     else
         parallel_pool2d(
             op, pool, pool.height.output, x.numel(), dtype,

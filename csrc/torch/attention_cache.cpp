@@ -157,6 +157,21 @@ static void attention_cache_append(const Tensor &key_cache, const Tensor &value_
                     });
 }
 
+// One query of several heads that share a key head, if it sees all keys: as many queries of that head, which then is read
+// once. Results lie as before.
+static void share_keys_of_heads(cuda_ops_attention &call)
+{
+    const int64_t heads = call.key_heads > 0 ? call.heads / call.key_heads : 1;
+    if (call.queries != 1 || heads == 1 || call.alibi_slopes || call.window_left < CUDA_OPS_ATTENTION_UNBOUNDED)
+        return;
+    call.heads = call.key_heads, call.queries = heads;
+    call.window_right = CUDA_OPS_ATTENTION_UNBOUNDED; // the last query sees the last key, whatever that was
+    for (cuda_ops_attention_strides *strides : {&call.query, &call.output}) {
+        strides->row = strides->head;
+        strides->head *= heads;
+    }
+}
+
 // new_keys: how many keys behind cache_seqlens have been appended.
 static std::tuple<Tensor, Tensor>
 attention_cache_forward(const Tensor &query, const Tensor &key_cache, const Tensor &value_cache,
@@ -189,8 +204,10 @@ attention_cache_forward(const Tensor &query, const Tensor &key_cache, const Tens
     const Tensor logsumexp =
         empty({call.batch, call.heads, call.queries}, query.options().dtype(logsumexp_type(query)));
     call.output = cache_strides(output);
-    if (!q.is_cuda())
+    if (!q.is_cuda()) {
         check_cache_cpu(cache);
+        share_keys_of_heads(call);
+    }
     if (logsumexp.numel() == 0)
         return {output, logsumexp};
     if (call.keys > 0 && attention_forward_of_halves(op, output, logsumexp, q, k, v, call, dtype))

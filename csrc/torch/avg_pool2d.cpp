@@ -38,6 +38,11 @@ static Tensor avg_pool2d_forward(const Tensor &input, at::IntArrayRef kernel_siz
     if (x.is_cuda())
         CUDA_OPS_LAUNCH(op, cuda_ops_avg_pool2d_forward_cuda(output.data_ptr(), x.const_data_ptr(), &pool,
                                                              count_include_pad, divisor, dtype, current_stream(op)));
+    else if (dtype == CUDA_OPS_BFLOAT16 && pool.channels_last)
+        parallel_pool2d(op, pool, pool.height.output, x.numel(), [&](int64_t begin, int64_t end) {
+            return cuda_ops_avg_pool2d_forward_cpu(output.data_ptr(), x.const_data_ptr(), &pool, count_include_pad,
+                                                   divisor, begin, end, dtype);
+        });
     else
         parallel_pool2d(
             op, pool, pool.height.output, x.numel(), dtype,

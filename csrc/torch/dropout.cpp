@@ -71,8 +71,23 @@ cuda_ops_philox_state draw_philox(c10::Device device, const std::optional<at::Ge
     return draw_on_cpu(generator);
 }
 
-// The second output lets backward draw the same numbers again: seed and offset, 2 int64 on input's device. residual is
-// what is added, or undefined.
+constexpr int64_t SEED_AND_OFFSET = 2;
+
+// On the CPU as many more int64 of the state say what is kept (cuda_ops/dropout.h).
+static int64_t masked_state_size(const Tensor &input)
+{
+    return SEED_AND_OFFSET + (input.numel() + 63) / 64;
+}
+
+static int64_t kept_blocks(const Tensor &input)
+{
+    return (input.numel() + CUDA_OPS_DROPOUT_KEPT_BLOCK - 1) / CUDA_OPS_DROPOUT_KEPT_BLOCK;
+}
+
+constexpr int64_t KEPT_GRAIN = ELEMENTWISE_GRAIN / CUDA_OPS_DROPOUT_KEPT_BLOCK;
+
+// The second output is what backward needs: seed and offset, 2 int64 on input's device, from which it draws the same numbers
+// again, and on the CPU the mask itself. residual is what is added, or undefined.
 static std::tuple<Tensor, Tensor> dropout_and_add(const char *op, const Tensor &input, const Tensor &residual, double p)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
@@ -87,7 +102,7 @@ static std::tuple<Tensor, Tensor> dropout_and_add(const char *op, const Tensor &
     Tensor output = empty_like_dense(x);
     if (x.numel() == 0)
         return {output, at::zeros({2}, x.options().dtype(at::kLong))};
-    Tensor state = empty({2}, x.options().dtype(at::kLong));
+    Tensor state = empty({x.is_cuda() ? SEED_AND_OFFSET : masked_state_size(x)}, x.options().dtype(at::kLong));
     if (x.is_cuda()) {
         CUDA_OPS_LAUNCH(op, cuda_ops_dropout_add_forward_cuda(output.data_ptr(), state.data_ptr<int64_t>(),
                                                               x.const_data_ptr(), added, x.numel(), p,
@@ -95,14 +110,18 @@ static std::tuple<Tensor, Tensor> dropout_and_add(const char *op, const Tensor &
         return {output, state};
     }
     const cuda_ops_philox_state philox = draw_philox(x.device());
-    state.data_ptr<int64_t>()[0] = static_cast<int64_t>(philox.seed);
-    state.data_ptr<int64_t>()[1] = static_cast<int64_t>(philox.offset);
-    parallel_stored_elements(
-        op, x.numel(), dtype,
+    int64_t *const values = state.data_ptr<int64_t>();
+    values[0] = static_cast<int64_t>(philox.seed);
+    values[1] = static_cast<int64_t>(philox.offset);
+    values[state.numel() - 1] = 0; // of which half may be unused
+    uint32_t *const kept = reinterpret_cast<uint32_t *>(values + SEED_AND_OFFSET);
+    const int64_t count = x.numel(), block = CUDA_OPS_DROPOUT_KEPT_BLOCK;
+    parallel_stored_rows(
+        op, kept_blocks(x), 1, KEPT_GRAIN, dtype,
         [&](void *to, const void *from, const void *its_residual, int64_t begin, int64_t end, cuda_ops_dtype type) {
-            return cuda_ops_dropout_add_cpu(to, from, its_residual, begin, end, p, philox, type);
+            return cuda_ops_dropout_keep_cpu(to, kept, from, its_residual, count, begin, end, p, philox, type);
         },
-        writes(output), reads(x), reads(r));
+        writes(output, block), reads(x, block), reads(r, block));
     return {output, state};
 }
 
@@ -126,8 +145,10 @@ static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, d
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
     check_p(op, p);
     check_same_device(op, "state", state, "grad_output", grad_output);
-    TORCH_CHECK(state.scalar_type() == at::kLong && state.sizes() == at::IntArrayRef({2}), op,
-                ": expected state to be 2 int64, got ", c10::getDtypeNames(state.scalar_type()).first, " of shape ",
+    const bool is_masked = grad_output.is_cpu() && state.numel() > SEED_AND_OFFSET;
+    TORCH_CHECK(state.scalar_type() == at::kLong && state.dim() == 1 &&
+                    state.numel() == (is_masked ? masked_state_size(grad_output) : SEED_AND_OFFSET),
+                op, ": expected state to be 2 int64, got ", c10::getDtypeNames(state.scalar_type()).first, " of shape ",
                 state.sizes());
     TORCH_CHECK(static_cast<int64_t>(stride.size()) == grad_output.dim(), op,
                 ": expected stride to have one element a dimension of grad_output, ", grad_output.sizes(), ", got ",
@@ -143,6 +164,18 @@ static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, d
         CUDA_OPS_LAUNCH(op, cuda_ops_dropout_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(),
                                                            seed_and_offset.const_data_ptr<int64_t>(), g.numel(), p,
                                                            dtype, current_stream(op)));
+        return grad_input;
+    }
+    if (is_masked) {
+        const auto *const kept =
+            reinterpret_cast<const uint32_t *>(seed_and_offset.const_data_ptr<int64_t>() + SEED_AND_OFFSET);
+        const int64_t count = g.numel(), block = CUDA_OPS_DROPOUT_KEPT_BLOCK;
+        parallel_stored_rows(
+            op, kept_blocks(g), 1, KEPT_GRAIN, dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_dropout_kept_cpu(to, from, kept, count, begin, end, p, type);
+            },
+            writes(grad_input, block), reads(g, block));
         return grad_input;
     }
     cuda_ops_philox_state philox{};

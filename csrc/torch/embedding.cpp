@@ -150,6 +150,13 @@ static Tensor embedding_gradient(const Tensor &grad_output, const Tensor &input,
     std::vector<int64_t> starts(rows + 2), slots(count);
     check_status(op, cuda_ops_embedding_sort_cpu(starts.data(), slots.data(), i.const_data_ptr(), index_bytes, count,
                                                  rows, padding_idx));
+    if (is_half(dtype)) {
+        parallel_ranges(op, rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+            return cuda_ops_embedding_backward_cpu(grad_weight.data_ptr(), g.const_data_ptr(), starts.data(),
+                                                   slots.data(), cols, scale_grad_by_freq, begin, end, dtype);
+        });
+        return grad_weight;
+    }
     const Tensor wide = widened(g); // whose rows are read in the order of the indices
     parallel_rows(
         op, rows, 1, row_grain(cols), dtype,

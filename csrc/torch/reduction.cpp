@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -127,7 +128,7 @@ Tensor reduce(const char *op, const Tensor &given, Dims dims, bool keepdim, cuda
     const at::ScalarType to = type.value_or(given.scalar_type());
     TORCH_CHECK_NOT_IMPLEMENTED(!type || at::isFloatingType(to), op, ": expected dtype to be floating point, got ", to);
     // Kernels read halves and write float32; other casts are made first, as PyTorch does.
-    const bool widens = given.is_cuda() && at::isReducedFloatingType(given.scalar_type()) && to == at::kFloat;
+    const bool widens = at::isReducedFloatingType(given.scalar_type()) && to == at::kFloat;
     const Tensor input = to == given.scalar_type() || widens ? given : given.to(to);
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     const std::vector<bool> reduced = reduced_dims(op, input.sym_sizes(), dims);
@@ -346,11 +347,8 @@ Tensor slope_of(cuda_ops_reduction_kind kind, const Tensor &given, const Tensor 
     }
 }
 
-} // namespace
-
-// kind: a cuda_ops_reduction_kind. output: what forward returned, which some kinds do not look at.
-static Tensor reduction_backward(const Tensor &grad_output, const Tensor &input, const Tensor &output, int64_t kind,
-                                 std::optional<double> parameter, Dims dims, bool keepdim)
+Tensor composed_backward(const Tensor &grad_output, const Tensor &input, const Tensor &output, int64_t kind,
+                         std::optional<double> parameter, Dims dims, bool keepdim)
 {
     const auto which = static_cast<cuda_ops_reduction_kind>(kind);
     const double number = parameter.value_or(0);
@@ -358,6 +356,73 @@ static Tensor reduction_backward(const Tensor &grad_output, const Tensor &input,
     const Tensor grad = restored_like(grad_output, input, dims, keepdim);
     const Tensor result = restored_like(output, input, dims, keepdim);
     return (slope * scaled_as_var(which, grad, input, result, dims, number)).to(input.scalar_type());
+}
+
+// A kernel's, or none where there is no kernel for the call.
+Tensor backward_on_cpu(const Tensor &grad_output, const Tensor &given, const Tensor &output,
+                       cuda_ops_reduction_kind kind, double parameter, Dims dims)
+{
+    const char *const op = "reduction_backward";
+    // Of double, the product of a row has no wider type.
+    if (given.numel() == 0 || output.scalar_type() != given.scalar_type() || grad_output.numel() != output.numel() ||
+        (kind == CUDA_OPS_PROD && given.scalar_type() == at::kDouble))
+        return {};
+    const Tensor input = dense(given);
+    const ReductionLayout layout(input, reduced_dims(op, input.sym_sizes(), dims));
+    const cuda_ops_reduction_sizes sizes = layout.sizes;
+    if (!layout.input.is_same(input) || !std::is_sorted(layout.kept.begin(), layout.kept.end()) ||
+        !cuda_ops_reduction_has_backward_cpu(sizes, kind, parameter))
+        return {};
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const Tensor g = widened(grad_output).contiguous(), result = widened(output).contiguous();
+    const bool has_mean = kind == CUDA_OPS_VAR || kind == CUDA_OPS_STD;
+    const Tensor mean = has_mean ? reduce(op, input, dims, true, CUDA_OPS_MEAN, 0, g.scalar_type()) : g;
+    const bool has_rows = kind == CUDA_OPS_PROD || kind == CUDA_OPS_AMAX || kind == CUDA_OPS_AMIN;
+    const int64_t outputs = sizes.outer * sizes.inner;
+    const std::unique_ptr<double[]> factors(new double[3 * outputs]);
+    const auto find_factors = [&](const void *x, int64_t begin, int64_t end, cuda_ops_dtype type) {
+        return cuda_ops_reduction_backward_factors_cpu(factors.get(), g.const_data_ptr(), result.const_data_ptr(),
+                                                       mean.const_data_ptr(), x, sizes, kind, parameter, begin, end,
+                                                       type);
+    };
+    if (has_rows)
+        parallel_rows(op, outputs, 1, std::max<int64_t>(1, ELEMENTWISE_GRAIN / sizes.cols), dtype, find_factors,
+                      reads(input, sizes.cols));
+    else
+        check_status(op, find_factors(nullptr, 0, outputs, is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype));
+    const double *const products = factors.get() + 2 * outputs;
+    if (kind == CUDA_OPS_PROD && !std::all_of(products, products + outputs, [](double p) { return std::isfinite(p); }))
+        return {};
+    Tensor grad_input = empty_like_dense(input);
+    parallel_elements(
+        op, input.numel(), dtype,
+        [&](void *to, const void *x, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_reduction_backward_cpu(to, x, factors.get(), sizes, kind, begin, end, type);
+        },
+        writes(grad_input), reads(input));
+    return grad_input;
+}
+
+} // namespace
+
+static Tensor reduction_backward_cpu(const Tensor &grad_output, const Tensor &input, const Tensor &output, int64_t kind,
+                                     std::optional<double> parameter, Dims dims, bool keepdim)
+{
+    const auto which = static_cast<cuda_ops_reduction_kind>(kind);
+    const Tensor grad_input = backward_on_cpu(grad_output, input, output, which, parameter.value_or(0), dims);
+    return grad_input.defined() ? grad_input
+                                : composed_backward(grad_output, input, output, kind, parameter, dims, keepdim);
+}
+
+// kind: a cuda_ops_reduction_kind. output: what forward returned, which some kinds do not look at.
+static Tensor reduction_backward(const Tensor &grad_output, const Tensor &input, const Tensor &output, int64_t kind,
+                                 std::optional<double> parameter, Dims dims, bool keepdim)
+{
+    if (!input.is_cpu() || is_differentiated_further({grad_output, input, output}))
+        return composed_backward(grad_output, input, output, kind, parameter, dims, keepdim);
+    static const auto op = registered_op<Tensor(const Tensor &, const Tensor &, const Tensor &, int64_t,
+                                                std::optional<double>, Dims, bool)>("cuda_ops::reduction_backward_cpu");
+    return op.call(grad_output, input, output, kind, parameter, dims, keepdim);
 }
 
 static Tensor reduction_tangent(const Tensor &tangent, const Tensor &input, const Tensor &output, int64_t kind,
@@ -457,6 +522,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("reduction_backward(Tensor grad_output, Tensor input, Tensor output, int kind, float? parameter, "
                 "int[] dim, bool keepdim) -> Tensor",
                 cuda_ops::reduction_backward);
+    library.def("reduction_backward_cpu(Tensor grad_output, Tensor input, Tensor output, int kind, float? parameter, "
+                "int[] dim, bool keepdim) -> Tensor");
+    CUDA_OPS_IMPLEMENT(library, "reduction_backward_cpu", cuda_ops::reduction_backward_cpu);
     library.def("reduction_tangent(Tensor tangent, Tensor input, Tensor output, int kind, float? parameter, int[] dim, "
                 "bool keepdim) -> Tensor",
                 cuda_ops::reduction_tangent);

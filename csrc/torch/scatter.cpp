@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "autograd.h"
+#include "cpu_workspace.h"
 #include "cuda_ops/embedding.h"
 #include "empty.h"
 #include "loss.h"
@@ -67,6 +68,22 @@ static void check_scattered_cpu(const IndexErrors &errors, const Tensor &index, 
         errors.raise(rows, index.view(-1)[bad].item<int64_t>(), bad);
 }
 
+// Shorter rows are added element by element, as they come; of longer ones it is worth finding out which come together.
+constexpr int64_t FEWEST_COLUMNS_OF_ROWS = 16;
+
+// Calls kernel(plan, begin, end, workspace) for all units of a plan for the CPU.
+template <typename Kernel>
+static void run_scatter_plan(const char *op, const cuda_ops_scatter_sizes &sizes, cuda_ops_dtype dtype,
+                             const Kernel &kernel)
+{
+    const cuda_ops_scatter_plan plan = cuda_ops_scatter_plan_cpu(sizes, dtype);
+    const int64_t unit = (sizes.rows + sizes.count) * plan.columns;
+    const int64_t grain = std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(1, unit));
+    parallel_ranges(op, plan.count, grain, [&](int64_t begin, int64_t end) {
+        return kernel(&plan, begin, end, thread_workspace(static_cast<int64_t>(plan.workspace_bytes)));
+    });
+}
+
 // Dense, of at least one dimension, and no view of its negative.
 static Tensor with_a_dim(const Tensor &tensor)
 {
@@ -110,6 +127,15 @@ static void launch_index_add(const char *op, IndexErrors &errors, const Tensor &
         return;
     }
     check_scattered_cpu(errors, i, sizes.rows);
+    if (sizes.inner < FEWEST_COLUMNS_OF_ROWS) {
+        run_scatter_plan(op, sizes, dtype,
+                         [&](const cuda_ops_scatter_plan *plan, int64_t begin, int64_t end, void *workspace) {
+                             return cuda_ops_index_add_elements_cpu(output.data_ptr(), input.const_data_ptr(),
+                                                                    s.const_data_ptr(), i.const_data_ptr(), index_bytes,
+                                                                    sizes, alpha, plan, begin, end, workspace, dtype);
+                         });
+        return;
+    }
     std::vector<int64_t> starts(sizes.rows + 2), slots(sizes.count);
     check_status(op, cuda_ops_embedding_sort_cpu(starts.data(), slots.data(), i.const_data_ptr(), index_bytes,
                                                  sizes.count, sizes.rows, /*padding_index=*/-1));
@@ -253,12 +279,6 @@ static void launch_scatter_add(const char *op, const Tensor &output, int64_t dim
 {
     if (given_index.numel() == 0)
         return;
-    if (is_cpu_half(output)) { // summed in float32, and rounded once
-        const Tensor sums = widened(output);
-        launch_scatter_add(op, sums, dim, given_index, widened(given_source));
-        round_back(output, sums);
-        return;
-    }
     const Tensor index = given_index.dim() == 0 ? given_index.view({1}) : given_index;
     const Tensor source = first_elements(given_source.dim() == 0 ? given_source.view({1}) : given_source, index, -1);
     const Tensor part = first_elements(output, index, dim), x = part.contiguous();
@@ -285,10 +305,19 @@ static void launch_scatter_add(const char *op, const Tensor &output, int64_t dim
             scatter_add_errors.check_now(error);
         } else {
             check_scattered_cpu(scatter_add_errors, i, sizes.rows);
-            parallel_ranges(op, sizes.outer * sizes.inner, scatter_grain(sizes.count), [&](int64_t begin, int64_t end) {
-                return cuda_ops_scatter_add_cpu(x.data_ptr(), s.const_data_ptr(), i.const_data_ptr(), index_bytes,
-                                                sizes, begin, end, dtype);
-            });
+            if (is_half(dtype)) { // summed in float32, and rounded once
+                run_scatter_plan(op, sizes, dtype,
+                                 [&](const cuda_ops_scatter_plan *plan, int64_t begin, int64_t end, void *workspace) {
+                                     return cuda_ops_scatter_add_halves_cpu(x.data_ptr(), s.const_data_ptr(),
+                                                                            i.const_data_ptr(), index_bytes, sizes,
+                                                                            plan, begin, end, workspace, dtype);
+                                 });
+            } else
+                parallel_ranges(
+                    op, sizes.outer * sizes.inner, scatter_grain(sizes.count), [&](int64_t begin, int64_t end) {
+                        return cuda_ops_scatter_add_cpu(x.data_ptr(), s.const_data_ptr(), i.const_data_ptr(),
+                                                        index_bytes, sizes, begin, end, dtype);
+                    });
         }
     }
     if (!x.is_same(part))
@@ -336,8 +365,6 @@ static Tensor scatter_add_backward(const Tensor &grad_output, int64_t dim, const
         grad_source.zero_();
     if (given_index.numel() == 0)
         return grad_source;
-    if (is_cpu_half(grad_output))
-        return in_float32(scatter_add_backward, grad_output, dim, given_index, size).to(grad_output.scalar_type());
     const Tensor index = with_a_dim(given_index);
     const Tensor g = first_elements(with_a_dim(grad_output), index, wrapped).contiguous();
     const Tensor part = first_elements(grad_source.dim() == 0 ? grad_source.view({1}) : grad_source, index, -1);

@@ -3,6 +3,7 @@
 import torch
 
 from .._arguments import as_integer, check_dtype, expect
+from .._fakes import register_fake
 
 
 def dims_of(op: str, dim, argument: str = "dim") -> list[int]:
@@ -42,3 +43,8 @@ def reduced(op, input, dims, keepdim, dtype=None):
         elif keepdim:
             shape.append(1)
     return input.new_empty(shape, dtype=dtype)
+
+
+@register_fake("cuda_ops::reduction_backward_cpu")
+def _(grad_output, input, output, kind, parameter, dim, keepdim):
+    return torch.empty_like(input)

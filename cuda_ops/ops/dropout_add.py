@@ -8,6 +8,7 @@ from .._arguments import check_tensors, expect, flag, number
 from .._autograd import autograd_function
 from .._fakes import register_fake
 from .._operators import operator
+from .dropout import empty_state
 
 
 @register_fake("cuda_ops::dropout_add_forward")
@@ -16,7 +17,7 @@ def _(input, residual, p, call=None):
     expect(input.dim() == residual.dim(), "dropout_add", message, list(input.shape), list(residual.shape))
     for size, wanted in zip(residual.shape, input.shape, strict=True):
         expect(size == wanted, "dropout_add", message, list(input.shape), list(residual.shape))
-    return torch.empty_like(input), torch.empty(2, dtype=torch.int64, device=input.device)
+    return torch.empty_like(input), empty_state(input)
 
 
 dropout_add_forward = operator("dropout_add_forward")

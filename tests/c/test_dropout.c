@@ -49,6 +49,36 @@ static void check_range(int64_t count, int64_t begin, int64_t end, double p, cud
     guarded_free(sum, count, dtype);
 }
 
+/* What is kept says what has been dropped, and is applied again. */
+static void check_kept(int64_t count, double p, cuda_ops_dtype dtype)
+{
+    const cuda_ops_philox_state state = {.seed = 0x123456789abcdefu, .offset = (1ull << 35) + 8};
+    const int64_t blocks = (count + CUDA_OPS_DROPOUT_KEPT_BLOCK - 1) / CUDA_OPS_DROPOUT_KEPT_BLOCK;
+    const int64_t words = (count + 31) / 32;
+    void *input = guarded_numbers(count, 1, dtype), *residual = guarded_numbers(count, 2, dtype);
+    void *sum = guarded_new(count, dtype), *output = guarded_new(count, dtype), *again = guarded_new(count, dtype);
+    uint32_t *kept = guarded_bytes(words, sizeof(uint32_t));
+    IN_TWO_PIECES(blocks, begin, end,
+                  cuda_ops_dropout_keep_cpu(sum, kept, input, residual, count, begin, end, p, state, dtype));
+    memset(kept, 0, (size_t)words * sizeof(uint32_t));
+    IN_TWO_PIECES(blocks, begin, end,
+                  cuda_ops_dropout_keep_cpu(output, kept, input, NULL, count, begin, end, p, state, dtype));
+    IN_TWO_PIECES(blocks, begin, end, cuda_ops_dropout_kept_cpu(again, input, kept, count, begin, end, p, dtype));
+    for (int64_t i = 0; i < count; i++) {
+        const double value = is_dropped(i, p, state) ? 0 : get(input, i, dtype) / (1 - p);
+        CHECK(p >= 1 || (kept[i / 32] >> (i % 32) & 1) == !is_dropped(i, p, state), "element %d", (int)i);
+        CHECK_NEAR(sum, i, value + get(residual, i, dtype), rounding(dtype), dtype);
+        CHECK_NEAR(output, i, value, rounding(dtype), dtype);
+        CHECK_NEAR(again, i, value, rounding(dtype), dtype);
+    }
+    guarded_free(input, count, dtype);
+    guarded_free(residual, count, dtype);
+    guarded_free(sum, count, dtype);
+    guarded_free(output, count, dtype);
+    guarded_free(again, count, dtype);
+    guarded_free_bytes(kept, words, sizeof(uint32_t));
+}
+
 /* As many as p says: within five standard deviations. */
 static void check_frequency(double p)
 {
@@ -76,6 +106,9 @@ int main(void)
             for (size_t p = 0; p < sizeof(probabilities) / sizeof(probabilities[0]); p++)
                 for (int64_t shift = 0; shift < 5; shift++) /* ranges that begin and end within a quadruple */
                     check_range(sizes[s], sizes[s] < shift ? sizes[s] : shift, sizes[s], probabilities[p], dtype);
+        for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
+            for (size_t p = 0; p < sizeof(probabilities) / sizeof(probabilities[0]); p++)
+                check_kept(sizes[s], probabilities[p], dtype);
         check_range(40, 7, 30, 0.5, dtype);
         check_range(5, 2, 2, 0.5, dtype);
     }
@@ -84,5 +117,9 @@ int main(void)
         check_frequency(probabilities[p]);
     const cuda_ops_philox_state state = {.seed = 7};
     CHECK_STATUS(cuda_ops_dropout_cpu(NULL, NULL, 0, 1, 0.5, state, CUDA_OPS_FLOAT16), CUDA_OPS_UNSUPPORTED_DTYPE);
+    CHECK_STATUS(cuda_ops_dropout_keep_cpu(NULL, NULL, NULL, NULL, 1, 0, 1, 1.5, state, CUDA_OPS_FLOAT32),
+                 CUDA_OPS_INVALID_ARGUMENT);
+    CHECK_STATUS(cuda_ops_dropout_kept_cpu(NULL, NULL, NULL, 1, 0, 1, 0.5, CUDA_OPS_FLOAT16),
+                 CUDA_OPS_UNSUPPORTED_DTYPE);
     return 0;
 }

@@ -88,14 +88,17 @@ static void check_positions(int64_t batch, int64_t positions, int64_t places, in
 
 int main(void)
 {
+    const int64_t sizes[] = {1, 16, 33, 300};
+    FOR_STORED_DTYPES(dtype)
+    for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
+        check_embedding(sizes[s], 8, 3, -1, false, dtype);
+        check_embedding(sizes[s], 4, 3, 1, true, dtype);
+        check_embedding(sizes[s], 8, -1, 4, true, dtype);
+        check_embedding(sizes[s], 4, ROWS, -1, false, dtype);
+    }
     FOR_CPU_DTYPES(dtype)
     {
-        const int64_t sizes[] = {1, 16, 33};
         for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
-            check_embedding(sizes[s], 8, 3, -1, false, dtype);
-            check_embedding(sizes[s], 4, 3, 1, true, dtype);
-            check_embedding(sizes[s], 8, -1, 4, true, dtype);
-            check_embedding(sizes[s], 4, ROWS, -1, false, dtype);
             check_positions(3, 5, 5, sizes[s], dtype);
             check_positions(1, 2, 9, sizes[s], dtype);
             check_positions(0, 2, 4, sizes[s], dtype);
@@ -109,7 +112,7 @@ int main(void)
                  CUDA_OPS_INVALID_ARGUMENT);
     CHECK_STATUS(cuda_ops_embedding_forward_cpu(NULL, NULL, &zero, 2, 1, 1, 0, 1, CUDA_OPS_FLOAT16),
                  CUDA_OPS_INVALID_ARGUMENT);
-    CHECK_STATUS(cuda_ops_embedding_backward_cpu(NULL, NULL, NULL, NULL, 1, 0, 0, 1, CUDA_OPS_FLOAT16),
+    CHECK_STATUS(cuda_ops_embedding_backward_cpu(NULL, NULL, NULL, NULL, 1, 0, 0, 1, (cuda_ops_dtype)99),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
     const uint16_t table[] = {1, 2, 3, 4, 5, 6};
     const int32_t rows[] = {2, 0, 3};

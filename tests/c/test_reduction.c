@@ -94,6 +94,96 @@ static void check_reduction(cuda_ops_reduction_sizes s, cuda_ops_reduction_kind 
     guarded_free(output, results, to);
 }
 
+/* Of one output: what its elements get of a gradient of 1. */
+static double expected_slope(const void *input, cuda_ops_reduction_sizes s, int64_t o, int64_t i, int64_t at,
+                             double output, cuda_ops_reduction_kind kind, double parameter, cuda_ops_dtype dtype)
+{
+    const double x = get(input, at, dtype), n = (double)(s.batch * s.cols);
+    double sum = 0, others = 1, equal = 0;
+    for (int64_t b = 0; b < s.batch; b++)
+        for (int64_t c = 0; c < s.cols; c++) {
+            const int64_t place = ((b * s.outer + o) * s.cols + c) * s.inner + i;
+            sum += get(input, place, dtype);
+            others *= place == at ? 1 : get(input, place, dtype);
+            equal += get(input, place, dtype) == output;
+        }
+    switch (kind) {
+    case CUDA_OPS_PROD:
+        return others;
+    case CUDA_OPS_NORM:
+        return output == 0 ? 0 : x / output;
+    case CUDA_OPS_VAR:
+        return 2 * (x - sum / n) / (n - parameter);
+    case CUDA_OPS_STD:
+        return output == 0 ? 0 : (x - sum / n) / (n - parameter) / output;
+    default:
+        return x == output ? 1 / equal : 0;
+    }
+}
+
+/* zeros: of prod, how many elements of the first row are 0. */
+static void check_backward(cuda_ops_reduction_sizes s, cuda_ops_reduction_kind kind, double parameter, int zeros,
+                           cuda_ops_dtype dtype)
+{
+    const int64_t count = s.batch * s.outer * s.cols * s.inner, outputs = s.outer * s.inner;
+    void *input = guarded_numbers(count, 1, dtype), *grad_output = guarded_numbers(outputs, 2, dtype);
+    void *output = guarded_new(outputs, dtype), *mean = guarded_new(outputs, dtype);
+    void *grad_input = guarded_new(count, dtype);
+    double *factors = guarded_new(3 * outputs, CUDA_OPS_FLOAT64);
+    for (int64_t i = 0; i < count && kind >= CUDA_OPS_AMAX; i++) /* of which some are equal */
+        set(input, i, floor(4 * get(input, i, dtype)), dtype);
+    for (int i = 0; i < zeros; i++)
+        set(input, i, 0, dtype);
+    for (int64_t at = 0; at < outputs; at++) {
+        const int64_t o = at / s.inner, i = at % s.inner;
+        set(output, at, expected_value(input, s, o, i, kind, parameter, dtype), dtype);
+        set(mean, at, expected_value(input, s, o, i, CUDA_OPS_MEAN, 0, dtype), dtype);
+    }
+    IN_TWO_PIECES(outputs, begin, end,
+                  cuda_ops_reduction_backward_factors_cpu(factors, grad_output, output, mean, input, s, kind, parameter,
+                                                          begin, end, dtype));
+    IN_TWO_PIECES(count, begin, end,
+                  cuda_ops_reduction_backward_cpu(grad_input, input, factors, s, kind, begin, end, dtype));
+    for (int64_t at = 0; at < count; at++) {
+        const int64_t i = at % s.inner, o = at / s.inner / s.cols % s.outer;
+        const double slope =
+            expected_slope(input, s, o, i, at, get(output, o * s.inner + i, dtype), kind, parameter, dtype);
+        CHECK_NEAR(grad_input, at, slope * get(grad_output, o * s.inner + i, dtype),
+                   rounding(dtype) * (1 + sqrt((double)(s.batch * s.cols))), dtype);
+    }
+    guarded_free(input, count, dtype);
+    guarded_free(grad_output, outputs, dtype);
+    guarded_free(output, outputs, dtype);
+    guarded_free(mean, outputs, dtype);
+    guarded_free(grad_input, count, dtype);
+    guarded_free(factors, 3 * outputs, CUDA_OPS_FLOAT64);
+}
+
+static void check_all_backward(cuda_ops_dtype dtype)
+{
+    const cuda_ops_reduction_sizes all[] = {
+        {1, 1, 1, 1}, {1, 3, 100, 1}, {1, 1, 3000, 1}, {3, 2, 7, 19}, {1, 1, 5, 300}};
+    const cuda_ops_reduction_sizes rows = {1, 4, 9, 1};
+    for (size_t a = 0; a < sizeof(all) / sizeof(all[0]); a++) {
+        check_backward(all[a], CUDA_OPS_NORM, 2, 0, dtype);
+        if (all[a].batch * all[a].cols > 1) {
+            check_backward(all[a], CUDA_OPS_VAR, 1, 0, dtype);
+            check_backward(all[a], CUDA_OPS_STD, 0, 0, dtype);
+        }
+        if (all[a].inner > 1)
+            continue;
+        check_backward(all[a], CUDA_OPS_AMAX, 0, 0, dtype);
+        check_backward(all[a], CUDA_OPS_AMIN, 0, 0, dtype);
+    }
+    for (int zeros = 0; zeros <= 3; zeros++)
+        check_backward(rows, CUDA_OPS_PROD, 0, zeros, dtype);
+    CHECK(!cuda_ops_reduction_has_backward_cpu(all[3], CUDA_OPS_AMAX, 0), "no rows");
+    CHECK(!cuda_ops_reduction_has_backward_cpu(rows, CUDA_OPS_NORM, 3), "no square root");
+    CHECK_STATUS(
+        cuda_ops_reduction_backward_factors_cpu(NULL, NULL, NULL, NULL, NULL, rows, CUDA_OPS_SUM, 0, 0, 0, dtype),
+        CUDA_OPS_INVALID_ARGUMENT);
+}
+
 /* NaN, infinities, equal elements, and no elements. */
 static void check_corners(cuda_ops_dtype dtype)
 {
@@ -133,7 +223,8 @@ static void check_corners(cuda_ops_dtype dtype)
     guarded_free(y, 1, dtype);
 }
 
-/* Halves give what their values give as floats: of rows the same bits, of columns sums that are cut in other places. */
+/* Halves give what their values give as floats: of rows the same bits, but of columns, and of rows of bfloat16, sums that
+ * are cut in other places. */
 static void check_halves(cuda_ops_reduction_sizes s, cuda_ops_reduction_kind kind, double parameter)
 {
     enum { MOST = 40000, MOST_RESULTS = 700 };
@@ -156,13 +247,14 @@ static void check_halves(cuda_ops_reduction_sizes s, cuda_ops_reduction_kind kin
         CHECK_OK(cuda_ops_reduction_accumulate_cpu(workspace, x, s, kind, parameter, 0, units, dtypes[i]));
         CHECK_OK(cuda_ops_reduction_finish_cpu(is_index ? (void *)at : (void *)y, workspace, s, kind, parameter, 0,
                                                results, CUDA_OPS_FLOAT32));
+        const bool is_sum = kind == CUDA_OPS_SUM || kind == CUDA_OPS_MEAN || (kind == CUDA_OPS_NORM && parameter == 2);
+        const bool same_bits = s.inner == 1 && !(is_sum && dtypes[i] == CUDA_OPS_BFLOAT16);
         for (int64_t k = 0; k < results; k++)
             if (is_index)
                 CHECK(at[k] == expected_at[k], "index %lld: %lld, expected %lld", (long long)k, (long long)at[k],
                       (long long)expected_at[k]);
             else
-                CHECK(s.inner == 1 ? y[k] == expected[k]
-                                   : fabsf(y[k] - expected[k]) <= 1e-5f * fabsf(expected[k]) + 1e-5f,
+                CHECK(same_bits ? y[k] == expected[k] : fabsf(y[k] - expected[k]) <= 1e-5f * fabsf(expected[k]) + 1e-5f,
                       "result %lld: %g, expected %g", (long long)k, (double)y[k], (double)expected[k]);
     }
     guarded_free_bytes(workspace, (bytes + 7) / 8, 8);
@@ -198,6 +290,7 @@ int main(void)
         check_reduction((cuda_ops_reduction_sizes){1, 2, 3000, 1}, CUDA_OPS_VAR, 1, 10000, dtype);
         check_reduction((cuda_ops_reduction_sizes){2, 1, 3000, 3}, CUDA_OPS_STD, 0, 10000, dtype);
         check_corners(dtype);
+        check_all_backward(dtype);
     }
     const cuda_ops_reduction_sizes one = {1, 1, 1, 1}, two = {2, 1, 1, 1};
     CHECK_STATUS(cuda_ops_reduction_accumulate_cpu(NULL, NULL, one, CUDA_OPS_SUM, 0, 0, 0, (cuda_ops_dtype)99),

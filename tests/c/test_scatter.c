@@ -69,8 +69,76 @@ static void check_scatter(int64_t inner, int index_bytes, int64_t bad, cuda_ops_
     guarded_free_bytes(narrow, sources, sizeof(int32_t));
 }
 
+/* Values that are added as they come: of rows that share an index in all dtypes, and of halves that have one each. */
+static void check_elements(int64_t rows, int64_t count, int64_t inner, int index_bytes, int64_t bad,
+                           cuda_ops_dtype dtype)
+{
+    const cuda_ops_scatter_sizes sizes = {OUTER, rows, count, inner};
+    const int64_t outputs = OUTER * rows * inner, sources = OUTER * count * inner;
+    const double alpha = -0.5;
+    int64_t *places = guarded_new_i64(sources);
+    int32_t *narrow = guarded_bytes(sources, sizeof(int32_t));
+    for (int64_t i = 0; i < sources; i++) {
+        places[i] = i == 1 ? bad : i * i % rows;
+        narrow[i] = (int32_t)places[i];
+    }
+    const void *index = index_bytes == 4 ? (const void *)narrow : (const void *)places;
+    void *input = guarded_numbers(outputs, 1, dtype), *source = guarded_numbers(sources, 2, dtype);
+    void *added = guarded_new(outputs, dtype), *scattered = guarded_numbers(outputs, 1, dtype);
+    const cuda_ops_scatter_plan plan = cuda_ops_scatter_plan_cpu(sizes, dtype);
+    CHECK(plan.columns * plan.tiles >= inner && plan.columns * (plan.tiles - 1) < inner, "%d", (int)plan.columns);
+    void *workspace = guarded_bytes((int64_t)plan.workspace_bytes, 1);
+    IN_TWO_PIECES(plan.count, begin, end,
+                  cuda_ops_index_add_elements_cpu(added, input, source, index, index_bytes, sizes, alpha, &plan, begin,
+                                                  end, workspace, dtype));
+    const bool is_half = dtype == CUDA_OPS_BFLOAT16;
+    if (is_half)
+        IN_TWO_PIECES(plan.count, begin, end,
+                      cuda_ops_scatter_add_halves_cpu(scattered, source, index, index_bytes, sizes, &plan, begin, end,
+                                                      workspace, dtype));
+    double *of_rows = calloc((size_t)outputs + 1, sizeof(double)), *terms = calloc((size_t)outputs + 1, sizeof(double));
+    double *of_elements = calloc((size_t)outputs + 1, sizeof(double));
+    CHECK(of_rows && of_elements && terms, "out of memory");
+    for (int64_t o = 0; o < OUTER; o++)
+        for (int64_t k = 0; k < count; k++)
+            for (int64_t i = 0; i < inner; i++) {
+                const int64_t from = (o * count + k) * inner + i;
+                if (places[k] >= 0 && places[k] < rows) {
+                    of_rows[(o * rows + places[k]) * inner + i] += alpha * get(source, from, dtype);
+                    terms[(o * rows + places[k]) * inner + i]++;
+                }
+                if (places[from] >= 0 && places[from] < rows)
+                    of_elements[(o * rows + places[from]) * inner + i] += get(source, from, dtype);
+            }
+    /* A float's rounding is added at each term, of 2 at the most, to that of the result. */
+    for (int64_t at = 0; at < outputs; at++) {
+        const double least = rounding(dtype) + (is_half ? 1e-6 * (double)count : 0);
+        CHECK_NEAR(added, at, get(input, at, dtype) + of_rows[at], terms[at] > 0 ? least : 0, dtype);
+        if (is_half)
+            CHECK_NEAR(scattered, at, get(input, at, dtype) + of_elements[at], least, dtype);
+    }
+    free(of_rows);
+    free(of_elements);
+    free(terms);
+    guarded_free(input, outputs, dtype);
+    guarded_free(source, sources, dtype);
+    guarded_free(added, outputs, dtype);
+    guarded_free(scattered, outputs, dtype);
+    guarded_free_i64(places, sources);
+    guarded_free_bytes(narrow, sources, sizeof(int32_t));
+    guarded_free_bytes(workspace, (int64_t)plan.workspace_bytes, 1);
+}
+
 int main(void)
 {
+    FOR_STORED_DTYPES(dtype)
+    for (int index_bytes = 4; index_bytes <= 8; index_bytes += 4) {
+        check_elements(5, 9, 1, index_bytes, 3, dtype);
+        check_elements(5, 2500, 1, index_bytes, -1, dtype); /* more than are widened together */
+        check_elements(7, 40, 100, index_bytes, 7, dtype);
+        check_elements(30000, 50, 19, index_bytes, 2, dtype); /* columns in two pieces */
+        check_elements(3, 4, 2100, index_bytes, 1, dtype);    /* more columns than are widened together */
+    }
     FOR_CPU_DTYPES(dtype)
     for (int64_t inner = 1; inner < 600; inner = inner * 8 + 1)
         for (int index_bytes = 4; index_bytes <= 8; index_bytes += 4) {
@@ -82,6 +150,11 @@ int main(void)
     CHECK_OK(cuda_ops_scatter_add_cpu(NULL, NULL, NULL, 8, none, 0, 0, CUDA_OPS_FLOAT32));
     CHECK_STATUS(cuda_ops_scatter_add_cpu(NULL, NULL, NULL, 2, none, 0, 0, CUDA_OPS_FLOAT32),
                  CUDA_OPS_INVALID_ARGUMENT);
+    const cuda_ops_scatter_plan plan = cuda_ops_scatter_plan_cpu(none, CUDA_OPS_FLOAT16);
+    CHECK(plan.count == 0, "%d units of nothing", (int)plan.count);
+    CHECK_OK(cuda_ops_scatter_add_halves_cpu(NULL, NULL, NULL, 8, none, &plan, 0, 0, NULL, CUDA_OPS_FLOAT16));
+    CHECK_STATUS(cuda_ops_scatter_add_halves_cpu(NULL, NULL, NULL, 8, none, &plan, 0, 0, NULL, CUDA_OPS_FLOAT32),
+                 CUDA_OPS_UNSUPPORTED_DTYPE);
     CHECK_STATUS(cuda_ops_index_add_cpu(NULL, NULL, NULL, NULL, NULL, none, 1, 0, 0, (cuda_ops_dtype)99),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
     return 0;

@@ -2,7 +2,8 @@
  * log_softmax and cross_entropy have in common. Included in each pass of a file that defines REAL and FN (common.h), so
  * that it has no include guard.
  *
- * With inner == 1 a column is a row in memory and SIMD lanes go along it; else lanes go along neighbouring columns.
+ * With inner == 1 a column is a row in memory and SIMD lanes go along it, unless it is shorter than they are; else lanes go
+ * along neighbouring columns.
  * Sums run over at most SUM_BLOCK elements in REAL before they go into a double, so that long rows stay accurate.
  */
 
@@ -96,7 +97,13 @@ CUDA_OPS_INLINE void FN(tile_log_sum_exp)(const REAL *x, int64_t cols, int64_t i
 CUDA_OPS_INLINE void FN(columns_log_sum_exp)(const REAL *x, int64_t cols, int64_t inner, int64_t count, REAL *maximum,
                                              REAL *log_sum)
 {
-    if (inner == 1)
+    if (inner == 1 && cols < LANES) {
+        REAL columns[LANES * TILE];
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t c = 0; c < cols; c++)
+                columns[c * TILE + i] = x[i * cols + c];
+        FN(tile_log_sum_exp)(columns, cols, TILE, count, maximum, log_sum);
+    } else if (inner == 1)
         for (int64_t i = 0; i < count; i++)
             FN(row_log_sum_exp)(x + i * cols, cols, maximum + i, log_sum + i);
     else

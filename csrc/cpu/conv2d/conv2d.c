@@ -7,6 +7,7 @@
  * instruction set and element type, and the widest that the processor has is picked at run time. */
 #ifndef REAL
 
+#include "common/half.h"
 #include "conv2d/paths.h"
 #include "conv2d/plan.h"
 #include "cuda_ops/conv_transpose2d.h"
@@ -81,18 +82,30 @@ cuda_ops_status cuda_ops_conv2d_check_sizes(const cuda_ops_conv2d_sizes *s)
     return valid ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
 }
 
+/* Each channel for itself. */
+static bool is_depthwise(const cuda_ops_conv2d_sizes *sizes)
+{
+    return sizes->groups > 1 && sizes->in_channels == sizes->groups && sizes->out_channels == sizes->groups;
+}
+
+/* Whether depthwise.c does not take halves that are: then nothing does. */
+static bool is_left_out(const struct product *p, cuda_ops_dtype dtype)
+{
+    return is_half(dtype) && !cuda_ops_conv2d_depthwise_takes(p, dtype);
+}
+
 static cuda_ops_status check_sizes(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
 {
-    const bool halves = dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
-    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64 && !(halves && cuda_ops_has_tiles(dtype)))
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64 &&
+        !(is_half(dtype) && (cuda_ops_has_tiles(dtype) || is_depthwise(sizes))))
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     return cuda_ops_conv2d_check_sizes(sizes);
 }
 
-/* Halves that have been checked: tiled.c takes them, or nothing does. */
-static bool is_tiled(cuda_ops_dtype dtype)
+/* Halves that have been checked: tiled.c takes them, or depthwise.c, or nothing does. */
+static bool is_tiled(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
 {
-    return dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
+    return is_half(dtype) && !is_depthwise(sizes);
 }
 
 /* The least distance from a row of target to the row of source that a tap reads, and the distance between taps. */
@@ -173,7 +186,7 @@ static bool is_one_image(const cuda_ops_conv2d_sizes *s)
 static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype)
 {
     cuda_ops_conv2d_sizes stacked = *s;
-    if (is_tiled(dtype) && is_one_image(s)) { /* whose tiles of pixels end with images */
+    if (is_tiled(s, dtype) && is_one_image(s)) { /* whose tiles of pixels end with images */
         stacked.batch = 1;
         stacked.in_height = stacked.out_height = s->batch * s->in_height;
         stacked.input_channels_last = stacked.output_channels_last = 1;
@@ -281,12 +294,14 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
-    if (is_tiled(dtype)) {
+    if (is_tiled(sizes, dtype)) {
         if (!cuda_ops_conv2d_tiled_takes(&p, pass, dtype))
             return CUDA_OPS_UNSUPPORTED_DTYPE;
         cuda_ops_conv2d_tiled_plan(plan, &p, pass, dtype);
         return CUDA_OPS_SUCCESS;
     }
+    if (is_left_out(&p, dtype))
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
     if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
         cuda_ops_conv2d_depthwise_plan(plan, &p, pass, dtype);
         return CUDA_OPS_SUCCESS;
@@ -332,7 +347,7 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
 int cuda_ops_conv2d_needs_finite_cpu(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
                                      cuda_ops_dtype dtype)
 {
-    if (!is_tiled(dtype) || check_sizes(sizes, dtype) != CUDA_OPS_SUCCESS)
+    if (!is_tiled(sizes, dtype) || check_sizes(sizes, dtype) != CUDA_OPS_SUCCESS)
         return 0;
     const struct product p = make_product(sizes, pass, dtype);
     return cuda_ops_conv2d_tiled_needs_finite(&p, pass, dtype);
@@ -346,10 +361,12 @@ cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
-    if (is_tiled(dtype)) {
+    if (is_tiled(sizes, dtype)) {
         cuda_ops_conv2d_tiled_prepare(prepared, weight, &p, pass, begin, end, dtype);
         return CUDA_OPS_SUCCESS;
     }
+    if (is_left_out(&p, dtype))
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
     if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
         cuda_ops_conv2d_depthwise_prepare(prepared, weight, &p, begin, end, dtype);
         return CUDA_OPS_SUCCESS;
@@ -376,10 +393,12 @@ static cuda_ops_status run_product(void *target, const void *source, const void 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
-    if (is_tiled(dtype)) {
+    if (is_tiled(sizes, dtype)) {
         cuda_ops_conv2d_tiled_run(target, source, prepared, bias, &p, pass, begin, end, workspace, dtype);
         return CUDA_OPS_SUCCESS;
     }
+    if (is_left_out(&p, dtype))
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
     if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
         cuda_ops_conv2d_depthwise_run(target, source, prepared, bias, &p, begin, end, workspace, dtype);
         return CUDA_OPS_SUCCESS;
@@ -430,10 +449,12 @@ cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *grad_weight, void *pre
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
-    if (is_tiled(dtype)) {
+    if (is_tiled(sizes, dtype)) {
         cuda_ops_conv2d_tiled_weight(prepared, grad_output, input, &p, begin, end, workspace, dtype);
         return CUDA_OPS_SUCCESS;
     }
+    if (is_left_out(&p, dtype))
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
     if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
         cuda_ops_conv2d_depthwise_weight(prepared, grad_output, input, &p, begin, end, workspace, dtype);
         return CUDA_OPS_SUCCESS;
@@ -462,8 +483,10 @@ cuda_ops_status cuda_ops_conv2d_reduce_weight_cpu(void *grad_weight, const void 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
-    if (is_tiled(dtype))
+    if (is_tiled(sizes, dtype))
         cuda_ops_conv2d_tiled_reduce(grad_weight, prepared, &p, begin, end, dtype);
+    else if (is_left_out(&p, dtype))
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
     else if (cuda_ops_conv2d_depthwise_takes(&p, dtype))
         cuda_ops_conv2d_depthwise_reduce(grad_weight, prepared, &p, begin, end, dtype);
     else if (takes_gathered(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT))

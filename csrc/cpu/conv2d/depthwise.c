@@ -11,11 +11,20 @@
  * other in all channels, from the source where it lies. A vector of channels at a time would read a line of each pixel,
  * which no prefetcher follows. Pixels of which some taps fall into the padding take the others alone.
  *
+ * float16 and bfloat16 are widened as they are loaded, and rounded as they are stored; in place, whole rows are widened
+ * before they are read. Sums are of float.
+ *
  * Bound by loads, one for each multiply-add, out of the first-level cache. */
 #ifndef REAL
 
+#include "common/half.h"
 #include "conv2d/paths.h"
 #include "cuda_ops/cpu_isa.h"
+#include "cuda_ops/halves_cpu.h"
+
+#if CUDA_OPS_WITH_TARGETS
+#include <immintrin.h>
+#endif
 
 /* Where a tap reads, in vectors (of channels_last in elements), and which of the kernel's it is. */
 struct tap {
@@ -33,7 +42,7 @@ struct span {
 
 #if CUDA_OPS_WITH_TARGETS
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #define VECTOR_BYTES 32
 #define TARGET(name) name##_avx2
 #include "conv2d/depthwise_passes.h"
@@ -155,6 +164,25 @@ static int64_t target_elements(const struct product *p, const struct strips *s)
     return s->rows * p->target_step_y * p->target_width * s->lanes;
 }
 
+/* In place, of halves: rows of the source that are widened at a time, and the distance between two pixels of them, an odd
+ * number of cache lines. Of 256 channels that lie close together, pixels and rows would share a few sets of the first-level
+ * cache. */
+static int64_t widened_rows(const struct strips *s)
+{
+    return s->extent_y + 4;
+}
+
+/* Of the taps before these rows, which begin with a cache line. */
+static int64_t taps_bytes(const struct strips *s)
+{
+    return round_up_i64(s->kernel * (int64_t)sizeof(struct tap), 64);
+}
+
+static int64_t widened_pixel(const struct product *p)
+{
+    return (p->groups + 15) / 16 * 16 + ((p->groups + 15) / 16 % 2 ? 0 : 16);
+}
+
 bool cuda_ops_conv2d_depthwise_takes(const struct product *p, cuda_ops_dtype dtype)
 {
     if (p->source_channels != 1 || p->target_channels != 1 || p->groups < 4 || p->target_step_y > MOST_PHASES ||
@@ -180,8 +208,11 @@ void cuda_ops_conv2d_depthwise_plan(cuda_ops_conv2d_plan *plan, const struct pro
         plan->count = p->images * (runs_in_place(p, &s) ? strip_count(p) : s.channel_blocks * s.count);
         plan->prepared_bytes = (size_t)blocks * element;
     }
-    const int64_t bytes = s.kernel * (int64_t)(sizeof(struct tap) + sizeof(struct span)) +
-                          (staged_elements(&s) + target_elements(p, &s) + 3 * s.lanes) * (int64_t)element;
+    int64_t elements = staged_elements(&s) + target_elements(p, &s) + 3 * s.lanes;
+    if (is_half(dtype) && pass != CUDA_OPS_CONV2D_BACKWARD_WEIGHT && runs_in_place(p, &s))
+        elements = widened_rows(&s) * p->source_width * widened_pixel(p) + (p->target_width + 1) * p->groups;
+    const int64_t bytes =
+        s.kernel * (int64_t)(sizeof(struct tap) + sizeof(struct span)) + 64 + elements * (int64_t)element;
     plan->workspace_bytes = (size_t)round_up_i64(bytes, 64);
 }
 
@@ -231,46 +262,76 @@ static struct span reach(const struct product *p, const struct axis *columns, in
 #include "common/undef_real.h"
 #undef FN_FOR
 #undef DTYPE
+#define REAL float
+#define FN(name) name##_bf16
+#define FN_FOR(set, name) name##_bf16_##set
+#define DTYPE CUDA_OPS_BFLOAT16
+#define HALF DTYPE
+#include "conv2d/depthwise.c"
+
+#include "common/undef_real.h"
+#undef FN_FOR
+#undef DTYPE
+#define REAL float
+#define FN(name) name##_f16
+#define FN_FOR(set, name) name##_f16_##set
+#define DTYPE CUDA_OPS_FLOAT16
+#include "conv2d/depthwise.c"
+
+#include "common/undef_real.h"
+#undef FN_FOR
+#undef DTYPE
+#undef HALF
+
+#define BY_DTYPE(name, ...)                                                                                            \
+    do {                                                                                                               \
+        if (dtype == CUDA_OPS_FLOAT32)                                                                                 \
+            name##_f32(__VA_ARGS__);                                                                                   \
+        else if (dtype == CUDA_OPS_FLOAT64)                                                                            \
+            name##_f64(__VA_ARGS__);                                                                                   \
+        else if (dtype == CUDA_OPS_BFLOAT16)                                                                           \
+            name##_bf16(__VA_ARGS__);                                                                                  \
+        else                                                                                                           \
+            name##_f16(__VA_ARGS__);                                                                                   \
+    } while (0)
 
 void cuda_ops_conv2d_depthwise_prepare(void *prepared, const void *weight, const struct product *p, int64_t begin,
                                        int64_t end, cuda_ops_dtype dtype)
 {
-    if (dtype == CUDA_OPS_FLOAT32)
-        prepare_f32(prepared, weight, p, begin, end);
-    else
-        prepare_f64(prepared, weight, p, begin, end);
+    BY_DTYPE(prepare, prepared, weight, p, begin, end);
 }
 
 void cuda_ops_conv2d_depthwise_run(void *target, const void *source, const void *prepared, const void *bias,
                                    const struct product *p, int64_t begin, int64_t end, void *workspace,
                                    cuda_ops_dtype dtype)
 {
-    if (dtype == CUDA_OPS_FLOAT32)
-        run_f32(target, source, prepared, bias, p, begin, end, workspace);
-    else
-        run_f64(target, source, prepared, bias, p, begin, end, workspace);
+    BY_DTYPE(run, target, source, prepared, bias, p, begin, end, workspace);
 }
 
 void cuda_ops_conv2d_depthwise_weight(void *prepared, const void *grad_output, const void *input,
                                       const struct product *p, int64_t begin, int64_t end, void *workspace,
                                       cuda_ops_dtype dtype)
 {
-    if (dtype == CUDA_OPS_FLOAT32)
-        run_weight_f32(prepared, grad_output, input, p, begin, end, workspace);
-    else
-        run_weight_f64(prepared, grad_output, input, p, begin, end, workspace);
+    BY_DTYPE(run_weight, prepared, grad_output, input, p, begin, end, workspace);
 }
 
 void cuda_ops_conv2d_depthwise_reduce(void *grad_weight, const void *prepared, const struct product *p, int64_t begin,
                                       int64_t end, cuda_ops_dtype dtype)
 {
-    if (dtype == CUDA_OPS_FLOAT32)
-        reduce_f32(grad_weight, prepared, p, begin, end);
-    else
-        reduce_f64(grad_weight, prepared, p, begin, end);
+    BY_DTYPE(reduce, grad_weight, prepared, p, begin, end);
 }
 
 #else
+
+#ifdef HALF
+#define STORED uint16_t
+#define LOAD_ONE(x) widened_half(x, DTYPE)
+#define STORE_ONE(x) rounded_half(x, DTYPE)
+#else
+#define STORED REAL
+#define LOAD_ONE(x) (x)
+#define STORE_ONE(x) (x)
+#endif
 
 #if CUDA_OPS_WITH_TARGETS
 #define CALL(name, ...)                                                                                                \
@@ -288,7 +349,7 @@ void cuda_ops_conv2d_depthwise_reduce(void *grad_weight, const void *prepared, c
 #endif
 
 /* Blocks of channels [begin, end): prepared[block][tap][channel], zero beyond the last channel. */
-static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product *p, int64_t begin, int64_t end)
+static void FN(prepare)(REAL *prepared, const STORED *weight, const struct product *p, int64_t begin, int64_t end)
 {
     const struct strips s = strips_of(p, DTYPE);
     const int64_t lanes = s.lanes, kernel = s.kernel;
@@ -296,10 +357,10 @@ static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product
     for (int64_t block = begin; block < end; block++) {
         const int64_t first = first_channel(p, &s, block, is_in_place), channels = min_i64(lanes, p->groups - first);
         REAL *const to = prepared + block * kernel * lanes;
-        const REAL *const from = weight + first * kernel;
+        const STORED *const from = weight + first * kernel;
         for (int64_t t = 0; t < kernel; t++) {
             for (int64_t l = 0; l < channels; l++)
-                to[t * lanes + l] = from[l * kernel + t];
+                to[t * lanes + l] = LOAD_ONE(from[l * kernel + t]);
             for (int64_t l = channels; l < lanes; l++)
                 to[t * lanes + l] = 0;
         }
@@ -307,8 +368,8 @@ static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product
 }
 
 /* The strip's rows and columns of the source, with zeros around: staged row i is source row first + i. */
-static void FN(stage)(REAL *staged, const REAL *source, const struct product *p, const struct strips *s, int64_t first,
-                      int64_t rows, int lanes)
+static void FN(stage)(REAL *staged, const STORED *source, const struct product *p, const struct strips *s,
+                      int64_t first, int64_t rows, int lanes)
 {
     const int64_t begin_y = max_i64(0, first), end_y = max_i64(begin_y, min_i64(p->source_height, first + rows));
     const int64_t begin_x = max_i64(0, s->low_x);
@@ -319,7 +380,7 @@ static void FN(stage)(REAL *staged, const REAL *source, const struct product *p,
         return;
     const int64_t row = s->staged_columns * s->lanes, width = end_x - begin_x;
     REAL *const to = staged + (begin_y - first) * row + (begin_x - s->low_x) * s->lanes;
-    const REAL *const from = source + begin_y * p->source.row + begin_x * p->source.column;
+    const STORED *const from = source + begin_y * p->source.row + begin_x * p->source.column;
     if (width == p->source_width) /* rows follow each other */
         CALL(stage_pixels, to, row, width, from, p->source.channel, p->source.column, lanes, (end_y - begin_y) * width);
     else
@@ -328,6 +389,7 @@ static void FN(stage)(REAL *staged, const REAL *source, const struct product *p,
                  p->source.channel, p->source.column, lanes, width);
 }
 
+#ifndef HALF
 /* A row of the target, in place, of which `source` and `target` are the images. */
 static void FN(run_row)(REAL *target, const REAL *source, const REAL *prepared, const REAL *bias,
                         const struct product *p, struct tap *taps, const struct axis *rows, const struct axis *columns,
@@ -378,10 +440,59 @@ static void FN(run_in_place)(REAL *target, const REAL *source, const REAL *prepa
                         rows, columns, row);
     }
 }
+#else
+/* The same: rows of the source are widened once, and wait in a buffer for the rows of the target that read them. */
+static void FN(run_in_place)(uint16_t *target, const uint16_t *source, const float *prepared, const uint16_t *bias,
+                             const struct product *p, int64_t begin, int64_t end, struct tap *taps)
+{
+    const struct strips s = strips_of(p, DTYPE);
+    const int64_t strips = strip_count(p), capacity = widened_rows(&s);
+    const int64_t pixel = widened_pixel(p), source_row = p->source_width * pixel;
+    const int64_t target_row = p->target_width * p->groups;
+    float *const widened = (float *)((char *)taps + taps_bytes(&s)), *const out = widened + capacity * source_row;
+    float *const widened_bias = out + target_row;
+    struct axis rows[MOST_PHASES], columns[MOST_PHASES];
+    for (int64_t y = 0; y < p->phases_y; y++)
+        rows[y] = axis_of(p, true, y);
+    for (int64_t x = 0; x < p->phases_x; x++)
+        columns[x] = axis_of(p, false, x);
+    if (bias)
+        (void)cuda_ops_widen_cpu(widened_bias, bias, p->groups, DTYPE);
+    struct product of_floats = *p;
+    of_floats.source.row = source_row;
+    of_floats.source.column = pixel;
+    of_floats.target.row = 0;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t image = unit / strips, strip = unit % strips;
+        const uint16_t *const from = source + image * p->source.image;
+        int64_t first = 0, last = 0; /* rows of the source that are there */
+        for (int64_t row = strip * p->target_height / strips; row < (strip + 1) * p->target_height / strips; row++) {
+            const int64_t low = row / p->target_step_y * p->step_y + s.low_y;
+            const int64_t wanted = max_i64(0, low), until = min_i64(p->source_height, low + s.extent_y);
+            if (wanted >= last)
+                first = last = wanted;
+            if (until - first > capacity) {
+                memmove(widened, widened + (wanted - first) * source_row,
+                        (size_t)((last - wanted) * source_row) * sizeof(float));
+                first = wanted;
+            }
+            for (; last < until; last++)
+                for (int64_t x = 0; x < p->source_width; x++)
+                    (void)cuda_ops_widen_cpu(widened + (last - first) * source_row + x * pixel,
+                                             from + last * p->source.row + x * p->groups, p->groups, DTYPE);
+            /* The address at which the image would begin if all of it were there. */
+            const uintptr_t begins = (uintptr_t)widened - (uintptr_t)(first * source_row) * sizeof(float);
+            run_row_f32(out, (const float *)begins, prepared, bias ? widened_bias : NULL, &of_floats, taps, rows,
+                        columns, row);
+            (void)cuda_ops_round_cpu(target + image * p->target.image + row * p->target.row, out, target_row, DTYPE);
+        }
+    }
+}
+#endif
 
 /* A unit is an image, a block of channels, and a strip. */
-static void FN(run)(REAL *target, const REAL *source, const REAL *prepared, const REAL *bias, const struct product *p,
-                    int64_t begin, int64_t end, void *workspace)
+static void FN(run)(STORED *target, const STORED *source, const REAL *prepared, const STORED *bias,
+                    const struct product *p, int64_t begin, int64_t end, void *workspace)
 {
     const struct strips s = strips_of(p, DTYPE);
     if (runs_in_place(p, &s)) {
@@ -397,7 +508,7 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *prepared, cons
         const int lanes = (int)min_i64(s.lanes, p->groups - channel);
         const int64_t rows = min_i64(s.rows, ceil_div_i64(p->target_height, p->target_step_y) - u0);
         for (int l = 0; l < s.lanes && bias; l++)
-            block_bias[l] = l < lanes ? bias[channel + l] : 0;
+            block_bias[l] = l < lanes ? LOAD_ONE(bias[channel + l]) : 0;
         FN(stage)(staged, source + image * p->source.image + channel * p->source.channel, p, &s,
                   u0 * p->step_y + s.low_y, (rows - 1) * p->step_y + s.extent_y, lanes);
         for (int64_t y = 0; y < p->phases_y; y++)
@@ -417,7 +528,7 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *prepared, cons
 }
 
 /* In place a unit is a split of all rows and a few blocks of channels: sums[split][block][tap][channel]. */
-static void FN(run_weight_in_place)(REAL *sums, const REAL *grad_output, const REAL *input, const struct product *p,
+static void FN(run_weight_in_place)(REAL *sums, const STORED *grad_output, const STORED *input, const struct product *p,
                                     int64_t begin, int64_t end, struct span *spans)
 {
     const struct strips s = strips_of(p, DTYPE);
@@ -452,7 +563,7 @@ static void FN(run_weight_in_place)(REAL *sums, const REAL *grad_output, const R
 }
 
 /* A unit is a split of the images and a block of channels: sums[split][block][tap][channel]. */
-static void FN(run_weight)(REAL *sums, const REAL *grad_output, const REAL *input, const struct product *p,
+static void FN(run_weight)(REAL *sums, const STORED *grad_output, const STORED *input, const struct product *p,
                            int64_t begin, int64_t end, void *workspace)
 {
     const struct strips s = strips_of(p, DTYPE);
@@ -473,7 +584,7 @@ static void FN(run_weight)(REAL *sums, const REAL *grad_output, const REAL *inpu
                 const int64_t rows = min_i64(s.rows, p->target_height - u0);
                 FN(stage)(staged, input + image * p->source.image + channel * p->source.channel, p, &s,
                           u0 * p->step_y + s.low_y, (rows - 1) * p->step_y + s.extent_y, lanes);
-                const REAL *const from =
+                const STORED *const from =
                     grad_output + image * p->target.image + channel * p->target.channel + u0 * p->target.row;
                 CALL(stage_pixels, grad, p->target_width * s.lanes, p->target_width, from, p->target.channel,
                      p->target.column, lanes, rows * p->target_width);
@@ -484,7 +595,7 @@ static void FN(run_weight)(REAL *sums, const REAL *grad_output, const REAL *inpu
 }
 
 /* Channels [begin, end): adds the splits' sums in order. */
-static void FN(reduce)(REAL *grad_weight, const REAL *sums, const struct product *p, int64_t begin, int64_t end)
+static void FN(reduce)(STORED *grad_weight, const REAL *sums, const struct product *p, int64_t begin, int64_t end)
 {
     const struct strips s = strips_of(p, DTYPE);
     const int64_t splits = weight_splits(p, &s), size = s.channel_blocks * s.kernel * s.lanes;
@@ -495,10 +606,13 @@ static void FN(reduce)(REAL *grad_weight, const REAL *sums, const struct product
             REAL sum = 0;
             for (int64_t split = 0; split < splits; split++)
                 sum += from[split * size];
-            grad_weight[channel * s.kernel + t] = sum;
+            grad_weight[channel * s.kernel + t] = STORE_ONE(sum);
         }
 }
 
 #undef CALL
+#undef STORED
+#undef LOAD_ONE
+#undef STORE_ONE
 
 #endif

@@ -1,10 +1,69 @@
 /* The depthwise convolution for one instruction set and element type (depthwise.c includes this). A vector's lanes are
- * channels. */
+ * channels. What callers' tensors have are STORED, which LOAD_VECTOR and LOAD_ONE make REAL, and STORE_VECTOR and STORE_ONE
+ * round. */
 
 #define LANES ((int)(VECTOR_BYTES / sizeof(REAL)))
 
 typedef REAL FN(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 typedef INDEX FN(index) __attribute__((vector_size(VECTOR_BYTES)));
+
+#ifdef HALF
+#define STORED uint16_t
+#define LOAD_VECTOR(from) FN(load)(from)
+#define STORE_VECTOR(to, value) FN(store)(to, value)
+#define LOAD_ONE(x) widened_half(x, HALF)
+#define STORE_ONE(x) rounded_half(x, HALF)
+
+typedef uint16_t FN(half_vector) __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+typedef uint32_t FN(bits) __attribute__((vector_size(VECTOR_BYTES)));
+
+CUDA_OPS_INLINE FN(vector) FN(load)(const uint16_t *from)
+{
+#if VECTOR_BYTES == 64
+    if (HALF == CUDA_OPS_FLOAT16)
+        return (FN(vector))_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif VECTOR_BYTES == 32
+    if (HALF == CUDA_OPS_FLOAT16)
+        return (FN(vector))_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#endif
+    if (HALF == CUDA_OPS_BFLOAT16)
+        return (FN(vector))(__builtin_convertvector(*(const FN(half_vector) *)from, FN(bits)) << 16);
+    FN(vector) value;
+    for (int i = 0; i < LANES; i++)
+        value[i] = LOAD_ONE(from[i]);
+    return value;
+}
+
+CUDA_OPS_INLINE void FN(store)(uint16_t *to, FN(vector) value)
+{
+#if VECTOR_BYTES == 64
+    if (HALF == CUDA_OPS_FLOAT16) {
+        _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
+        return;
+    }
+#elif VECTOR_BYTES == 32
+    if (HALF == CUDA_OPS_FLOAT16) {
+        _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+        return;
+    }
+#endif
+    if (HALF == CUDA_OPS_BFLOAT16) { /* as rounded_bfloat16 */
+        const FN(bits) bits = (FN(bits))value, is_nan = (FN(bits))(value != value);
+        const FN(bits) nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+        const FN(bits) rounded = (is_nan & (bits | 0x400000u)) | (~is_nan & nearest);
+        *(FN(half_vector) *)to = __builtin_convertvector(rounded >> 16, FN(half_vector));
+        return;
+    }
+    for (int i = 0; i < LANES; i++)
+        to[i] = STORE_ONE(value[i]);
+}
+#else
+#define STORED REAL
+#define LOAD_VECTOR(from) (*(const FN(vector) *)(from))
+#define STORE_VECTOR(to, value) (*(FN(vector) *)(to) = (value))
+#define LOAD_ONE(x) (x)
+#define STORE_ONE(x) (x)
+#endif
 
 #if defined(__GNUC__) && !defined(__clang__)
 #include "conv2d/transpose_vectors.h"
@@ -15,8 +74,8 @@ typedef INDEX FN(index) __attribute__((vector_size(VECTOR_BYTES)));
 
 /* Pixels [0, count) of `lanes` channels, pixel i at from + i * pixel, as vectors at to(i): rows of `width` pixels, of
  * which the first starts with column `first`, are `row` elements apart. Lanes beyond are zeros. */
-static void FN(stage_pixels)(REAL *restrict to, int64_t row, int64_t width, const REAL *restrict from, int64_t channel,
-                             int64_t pixel, int lanes, int64_t count)
+static void FN(stage_pixels)(REAL *restrict to, int64_t row, int64_t width, const STORED *restrict from,
+                             int64_t channel, int64_t pixel, int lanes, int64_t count)
 {
     int64_t x = 0, i = 0;
 #if TRANSPOSES
@@ -24,7 +83,7 @@ static void FN(stage_pixels)(REAL *restrict to, int64_t row, int64_t width, cons
         FN(vector) block[LANES];
 #pragma GCC unroll 16
         for (int q = 0; q < LANES; q++)
-            block[q] = q < lanes ? *(const FN(vector) *)(from + q * channel + i) : (FN(vector)){0};
+            block[q] = q < lanes ? LOAD_VECTOR(from + q * channel + i) : (FN(vector)){0};
         FN(transpose)(block);
         for (int q = 0; q < LANES; q++) {
             *(FN(vector) *)(to + x * LANES) = block[q];
@@ -38,10 +97,10 @@ static void FN(stage_pixels)(REAL *restrict to, int64_t row, int64_t width, cons
     for (; i < count; i++) {
         FN(vector) value = {0};
         if (channel == 1 && lanes == LANES)
-            value = *(const FN(vector) *)(from + i * pixel);
+            value = LOAD_VECTOR(from + i * pixel);
         else
             for (int q = 0; q < lanes; q++)
-                value[q] = from[q * channel + i * pixel];
+                value[q] = LOAD_ONE(from[q * channel + i * pixel]);
         *(FN(vector) *)(to + x * LANES) = value;
         if (++x == width) {
             x = 0;
@@ -51,7 +110,7 @@ static void FN(stage_pixels)(REAL *restrict to, int64_t row, int64_t width, cons
 }
 
 /* The opposite, of dense vectors. */
-static void FN(write_pixels)(REAL *restrict to, const REAL *restrict from, int64_t channel, int64_t pixel, int lanes,
+static void FN(write_pixels)(STORED *restrict to, const REAL *restrict from, int64_t channel, int64_t pixel, int lanes,
                              int64_t count)
 {
     int64_t i = 0;
@@ -65,15 +124,15 @@ static void FN(write_pixels)(REAL *restrict to, const REAL *restrict from, int64
 #pragma GCC unroll 16
         for (int q = 0; q < LANES; q++)
             if (q < lanes)
-                *(FN(vector) *)(to + q * channel + i) = block[q];
+                STORE_VECTOR(to + q * channel + i, block[q]);
     }
 #endif
     for (; i < count; i++)
         if (channel == 1 && lanes == LANES)
-            *(FN(vector) *)(to + i * pixel) = *(const FN(vector) *)(from + i * LANES);
+            STORE_VECTOR(to + i * pixel, *(const FN(vector) *)(from + i * LANES));
         else
             for (int q = 0; q < lanes; q++)
-                to[q * channel + i * pixel] = from[i * LANES + q];
+                to[q * channel + i * pixel] = STORE_ONE(from[i * LANES + q]);
 }
 
 /* `pixels` neighbours: out[i] = bias + sum over taps of weight[tap] * from[i * step + offset[tap]]. */
@@ -175,6 +234,7 @@ static void FN(weight_sums)(REAL *sums, const struct tap *taps, int64_t count, c
 
 /* channels_last where it lies: nothing is staged, so that memory is read and written in the order in which it is. */
 
+#ifndef HALF /* of which rows are widened before */
 /* `pixels` neighbours in `blocks` vectors of channels: out[i] = bias + sum over taps of weight * from[i * step +
  * offset]. A vector's weights are kernel * LANES elements after those of the one before. */
 CUDA_OPS_INLINE void FN(pixel_tile)(const int pixels, const int blocks, REAL *restrict out, int64_t out_step,
@@ -188,14 +248,18 @@ CUDA_OPS_INLINE void FN(pixel_tile)(const int pixels, const int blocks, REAL *re
         for (int i = 0; i < pixels; i++)
             sum[b][i] = bias ? *(const FN(vector) *)(bias + b * LANES) : (FN(vector)){0};
     for (int64_t t = 0; t < count; t++) {
-        const REAL *const at = from + taps[t].offset;
+        const REAL *at = from + taps[t].offset;
+        const REAL *const weights = weight + taps[t].index * LANES;
+        FN(vector) factor[8];
 #pragma GCC unroll 8
-        for (int b = 0; b < blocks; b++) {
-            const FN(vector) factor = *(const FN(vector) *)(weight + (b * kernel + taps[t].index) * LANES);
+        for (int b = 0; b < blocks; b++)
+            factor[b] = *(const FN(vector) *)(weights + b * kernel * LANES);
+        /* A pixel's address is made of the one before: made of the first, it takes more instructions than the products. */
 #pragma GCC unroll 8
-            for (int i = 0; i < pixels; i++)
-                sum[b][i] += factor * *(const FN(vector) *)(at + i * step + b * LANES);
-        }
+        for (int i = 0; i < pixels; i++, at += step)
+#pragma GCC unroll 8
+            for (int b = 0; b < blocks; b++)
+                sum[b][i] += factor[b] * *(const FN(vector) *)(at + b * LANES);
     }
 #pragma GCC unroll 8
     for (int b = 0; b < blocks; b++)
@@ -261,12 +325,13 @@ static void FN(convolve_pixels)(REAL *out, int64_t out_step, const REAL *from, i
         }
     }
 }
+#endif
 
 /* sums[row * sums_row] += sum over the pixels of grad * from of that row of the kernel, in `blocks` vectors of
  * channels. */
 CUDA_OPS_INLINE void FN(weight_pixel_tile)(const int rows, const int blocks, REAL *restrict sums, int64_t sums_row,
-                                           int64_t sums_block, const REAL *restrict grad, int64_t grad_step,
-                                           const REAL *restrict from, int64_t from_row, int64_t step, int64_t pixels)
+                                           int64_t sums_block, const STORED *restrict grad, int64_t grad_step,
+                                           const STORED *restrict from, int64_t from_row, int64_t step, int64_t pixels)
 {
     FN(vector) sum[5][4];
 #pragma GCC unroll 5
@@ -277,10 +342,10 @@ CUDA_OPS_INLINE void FN(weight_pixel_tile)(const int rows, const int blocks, REA
     for (int64_t i = 0; i < pixels; i++, grad += grad_step, from += step) {
 #pragma GCC unroll 4
         for (int b = 0; b < blocks; b++) {
-            const FN(vector) factor = *(const FN(vector) *)(grad + b * LANES);
+            const FN(vector) factor = LOAD_VECTOR(grad + b * LANES);
 #pragma GCC unroll 5
             for (int r = 0; r < rows; r++)
-                sum[r][b] += factor * *(const FN(vector) *)(from + r * from_row + b * LANES);
+                sum[r][b] += factor * LOAD_VECTOR(from + r * from_row + b * LANES);
         }
     }
 #pragma GCC unroll 5
@@ -292,7 +357,7 @@ CUDA_OPS_INLINE void FN(weight_pixel_tile)(const int rows, const int blocks, REA
 
 /* The same for a kernel's columns, `spans`, each with the pixels that it reaches, of those from `begin` to `end`. */
 CUDA_OPS_INLINE void FN(weight_columns)(const int rows, const int blocks, REAL *sums, int64_t sums_row,
-                                        int64_t sums_block, const REAL *grad, int64_t grad_step, const REAL *from,
+                                        int64_t sums_block, const STORED *grad, int64_t grad_step, const STORED *from,
                                         int64_t from_row, int64_t step, const struct span *spans, int64_t columns,
                                         int64_t begin, int64_t end)
 {
@@ -306,7 +371,7 @@ CUDA_OPS_INLINE void FN(weight_columns)(const int rows, const int blocks, REAL *
 
 /* And in all of `channels` channels; those of the last block begin `last` elements after the first's. */
 CUDA_OPS_INLINE void FN(weight_channels)(const int rows, REAL *sums, int64_t sums_row, int64_t sums_block,
-                                         const REAL *grad, int64_t grad_step, const REAL *from, int64_t from_row,
+                                         const STORED *grad, int64_t grad_step, const STORED *from, int64_t from_row,
                                          int64_t step, const struct span *spans, int64_t columns, int64_t begin,
                                          int64_t end, int64_t blocks, int64_t last)
 {
@@ -324,7 +389,7 @@ CUDA_OPS_INLINE void FN(weight_channels)(const int rows, REAL *sums, int64_t sum
 
 /* A row of pixels of grad_output with the `rows` rows of the source that the kernel's rows read, `from_row` apart.
  * sums[block][row][column] are vectors. */
-static void FN(weight_pixels)(REAL *sums, int64_t kernel, const REAL *grad, int64_t grad_step, const REAL *from,
+static void FN(weight_pixels)(REAL *sums, int64_t kernel, const STORED *grad, int64_t grad_step, const STORED *from,
                               int64_t from_row, int64_t rows, int64_t step, const struct span *spans, int64_t columns,
                               int64_t pixels, int64_t blocks, int64_t last)
 {
@@ -335,7 +400,7 @@ static void FN(weight_pixels)(REAL *sums, int64_t kernel, const REAL *grad, int6
         for (int64_t row = 0, count; row < rows; row += count) {
             count = rows - row <= 5 ? rows - row : rows - row == 6 ? 3 : 4;
             REAL *const to = sums + row * sums_row;
-            const REAL *const at = from + row * from_row;
+            const STORED *const at = from + row * from_row;
             switch (count) {
             case 5:
                 FN(weight_channels)(5, to, sums_row, sums_block, grad, grad_step, at, from_row, step, spans, columns,
@@ -363,3 +428,8 @@ static void FN(weight_pixels)(REAL *sums, int64_t kernel, const REAL *grad, int6
 
 #undef LANES
 #undef TRANSPOSES
+#undef STORED
+#undef LOAD_VECTOR
+#undef STORE_VECTOR
+#undef LOAD_ONE
+#undef STORE_ONE

@@ -35,7 +35,7 @@ void cuda_ops_conv2d_gathered_weight(void *grad_weight, void *prepared, const vo
 void cuda_ops_conv2d_gathered_reduce(void *grad_weight, const void *prepared, const struct product *p,
                                      bool channels_last, int64_t begin, int64_t end, cuda_ops_dtype dtype);
 
-/* The path for depthwise convolutions (depthwise.c), of tensors in any formats: as the above. */
+/* The path for depthwise convolutions (depthwise.c), of tensors in any formats, halves too: as the above. */
 bool cuda_ops_conv2d_depthwise_takes(const struct product *p, cuda_ops_dtype dtype);
 void cuda_ops_conv2d_depthwise_plan(cuda_ops_conv2d_plan *plan, const struct product *p, cuda_ops_conv2d_pass pass,
                                     cuda_ops_dtype dtype);

@@ -79,6 +79,8 @@ cuda_ops_status cuda_ops_adaptive_avg_pool2d_forward_cpu(void *output, const voi
 cuda_ops_status cuda_ops_adaptive_avg_pool2d_backward_cpu(void *grad_input, const void *grad_output,
                                                           const cuda_ops_adaptive_pool2d *pool, int64_t begin,
                                                           int64_t end, cuda_ops_dtype dtype);
+/* Whether the next one takes halves. */
+int cuda_ops_adaptive_max_pool2d_takes_halves_cpu(const cuda_ops_adaptive_pool2d *pool);
 cuda_ops_status cuda_ops_adaptive_max_pool2d_forward_cpu(void *output, int64_t *indices, const void *input,
                                                          const cuda_ops_adaptive_pool2d *pool, int64_t begin,
                                                          int64_t end, cuda_ops_dtype dtype);

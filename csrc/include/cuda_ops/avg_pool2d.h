@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Planes [begin, end) of batch * channels; with channels_last, rows [begin, end) of batch * height.output (forward) or
- * batch * height.input (backward). */
+ * batch * height.input (backward). Forward with channels_last takes bfloat16 too. */
 cuda_ops_status cuda_ops_avg_pool2d_forward_cpu(void *output, const void *input, const cuda_ops_pool2d *pool,
                                                 bool count_include_pad, int64_t divisor_override, int64_t begin,
                                                 int64_t end, cuda_ops_dtype dtype);

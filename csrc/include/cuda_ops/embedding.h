@@ -38,7 +38,7 @@ cuda_ops_status cuda_ops_embedding_forward_cpu(void *output, const void *weight,
  * slots[starts[r + 1] - 1]. starts: rows + 2 numbers; slots: count. */
 cuda_ops_status cuda_ops_embedding_sort_cpu(int64_t *starts, int64_t *slots, const void *indices, int index_bytes,
                                             int64_t count, int64_t rows, int64_t padding_index);
-/* Rows [begin, end) of grad_weight, by starts and slots. */
+/* Rows [begin, end) of grad_weight, by starts and slots; halves too. */
 cuda_ops_status cuda_ops_embedding_backward_cpu(void *grad_weight, const void *grad_output, const int64_t *starts,
                                                 const int64_t *slots, int64_t cols, int scale_by_frequency,
                                                 int64_t begin, int64_t end, cuda_ops_dtype dtype);

@@ -52,6 +52,23 @@ cuda_ops_status cuda_ops_reduction_finish_cpu(void *output, const void *workspac
                                               cuda_ops_reduction_kind kind, double parameter, int64_t begin,
                                               int64_t end, cuda_ops_dtype dtype);
 
+/* Gradients on the CPU, of var, std, the norm of p = 2, and, where the rows of one batch are reduced, of amax, amin and prod.
+ * First `factors`, 3 * outer * inner doubles, of outputs [begin, end); then elements [begin, end) of grad_input, in the order
+ * of memory. Halves are given as float32.
+ *   mean: of var and std, [outer, inner]
+ *   input: of the first function, looked at for amax, amin and prod
+ * prod: if one of the last outer * inner factors is not finite, an infinity or a NaN is among the elements of its row, and
+ * the gradient is not right. */
+int cuda_ops_reduction_has_backward_cpu(cuda_ops_reduction_sizes sizes, cuda_ops_reduction_kind kind, double parameter);
+cuda_ops_status cuda_ops_reduction_backward_factors_cpu(double *factors, const void *grad_output, const void *output,
+                                                        const void *mean, const void *input,
+                                                        cuda_ops_reduction_sizes sizes, cuda_ops_reduction_kind kind,
+                                                        double parameter, int64_t begin, int64_t end,
+                                                        cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_reduction_backward_cpu(void *grad_input, const void *input, const double *factors,
+                                                cuda_ops_reduction_sizes sizes, cuda_ops_reduction_kind kind,
+                                                int64_t begin, int64_t end, cuda_ops_dtype dtype);
+
 int64_t cuda_ops_reduction_workspace_cuda(cuda_ops_reduction_sizes sizes, cuda_ops_dtype dtype);
 cuda_ops_status cuda_ops_reduction_cuda(void *output, void *workspace, const void *input,
                                         cuda_ops_reduction_sizes sizes, cuda_ops_reduction_kind kind, double parameter,

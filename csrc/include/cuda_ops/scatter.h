@@ -9,8 +9,8 @@
  *   index: [count], or [outer, count, inner], of index_bytes each: 4 (int32_t) or 8
  *   rows and outer * count are below 2^31 - 1, and for scatter_add outer * count * inner too
  *
- * index_add adds in the order of k, on the CPU in double, on CUDA in float for all but float64 and by chunks of 64; results
- * repeat bit by bit. So does scatter_add on the CPU, in dtype. On CUDA scatter_add, and index_add where rows have one or two
+ * index_add adds in the order of k, on the CPU in double (halves of short rows in float), on CUDA in float for all but float64
+ * and by chunks of 64; results repeat bit by bit. So does scatter_add on the CPU, in dtype, of halves in float. On CUDA scatter_add, and index_add where rows have one or two
  * elements, add in the order in which the values come, halves in float; or, if `deterministic`, integers, whose order does
  * not matter (csrc/cuda/common/ordered_sums.cuh).
  *
@@ -38,6 +38,26 @@ typedef struct cuda_ops_scatter_sizes {
 cuda_ops_status cuda_ops_index_add_cpu(void *output, const void *input, const void *source, const int64_t *starts,
                                        const int64_t *slots, cuda_ops_scatter_sizes sizes, double alpha, int64_t begin,
                                        int64_t end, cuda_ops_dtype dtype);
+
+/* Of short rows that is slow, and where each element has an index of its own it cannot be done. Then sums of some columns of
+ * a part wait in a workspace, and values are added to them as they come. Units [0, count) are independent of each other. */
+typedef struct cuda_ops_scatter_plan {
+    int64_t columns, tiles; /* of inner: in a unit, and how many units of a part that makes */
+    int64_t count;          /* outer * tiles */
+    size_t workspace_bytes; /* for one unit at a time */
+} cuda_ops_scatter_plan;
+
+cuda_ops_scatter_plan cuda_ops_scatter_plan_cpu(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype);
+/* One index for all of a row: cuda_ops_index_add_cpu's result, of halves with sums in float. */
+cuda_ops_status cuda_ops_index_add_elements_cpu(void *output, const void *input, const void *source, const void *index,
+                                                int index_bytes, cuda_ops_scatter_sizes sizes, double alpha,
+                                                const cuda_ops_scatter_plan *plan, int64_t begin, int64_t end,
+                                                void *workspace, cuda_ops_dtype dtype);
+/* Halves, each with an index of its own. Adds to output. */
+cuda_ops_status cuda_ops_scatter_add_halves_cpu(void *output, const void *source, const void *index, int index_bytes,
+                                                cuda_ops_scatter_sizes sizes, const cuda_ops_scatter_plan *plan,
+                                                int64_t begin, int64_t end, void *workspace, cuda_ops_dtype dtype);
+
 /* grad_source[o, k, i] = alpha * grad_output[o, index[k], i]: rows [begin, end) of the outer * count of grad_source. */
 cuda_ops_status cuda_ops_index_add_backward_cpu(void *grad_source, const void *grad_output, const void *index,
                                                 int index_bytes, cuda_ops_scatter_sizes sizes, double alpha,
