@@ -363,15 +363,17 @@ Tensor backward_on_cpu(const Tensor &grad_output, const Tensor &given, const Ten
                        cuda_ops_reduction_kind kind, double parameter, Dims dims)
 {
     const char *const op = "reduction_backward";
+    for (const Tensor &tensor : {grad_output, output})
+        if (!tensor.is_cpu() || tensor.scalar_type() != given.scalar_type() || tensor.numel() != output.numel())
+            return {};
     // Of double, the product of a row has no wider type.
-    if (given.numel() == 0 || output.scalar_type() != given.scalar_type() || grad_output.numel() != output.numel() ||
-        (kind == CUDA_OPS_PROD && given.scalar_type() == at::kDouble))
+    if (!given.is_cpu() || given.numel() == 0 || (kind == CUDA_OPS_PROD && given.scalar_type() == at::kDouble))
         return {};
     const Tensor input = dense(given);
     const ReductionLayout layout(input, reduced_dims(op, input.sym_sizes(), dims));
     const cuda_ops_reduction_sizes sizes = layout.sizes;
     if (!layout.input.is_same(input) || !std::is_sorted(layout.kept.begin(), layout.kept.end()) ||
-        !cuda_ops_reduction_has_backward_cpu(sizes, kind, parameter))
+        output.numel() != sizes.outer * sizes.inner || !cuda_ops_reduction_has_backward_cpu(sizes, kind, parameter))
         return {};
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     const Tensor g = widened(grad_output).contiguous(), result = widened(output).contiguous();
