@@ -363,17 +363,15 @@ Tensor backward_on_cpu(const Tensor &grad_output, const Tensor &given, const Ten
                        cuda_ops_reduction_kind kind, double parameter, Dims dims)
 {
     const char *const op = "reduction_backward";
-    for (const Tensor &tensor : {grad_output, output})
-        if (!tensor.is_cpu() || tensor.scalar_type() != given.scalar_type() || tensor.numel() != output.numel())
-            return {};
     // Of double, the product of a row has no wider type.
-    if (!given.is_cpu() || given.numel() == 0 || (kind == CUDA_OPS_PROD && given.scalar_type() == at::kDouble))
+    if (given.numel() == 0 || grad_output.scalar_type() != given.scalar_type() ||
+        output.scalar_type() != given.scalar_type() || (kind == CUDA_OPS_PROD && given.scalar_type() == at::kDouble))
         return {};
     const Tensor input = dense(given);
     const ReductionLayout layout(input, reduced_dims(op, input.sym_sizes(), dims));
     const cuda_ops_reduction_sizes sizes = layout.sizes;
     if (!layout.input.is_same(input) || !std::is_sorted(layout.kept.begin(), layout.kept.end()) ||
-        output.numel() != sizes.outer * sizes.inner || !cuda_ops_reduction_has_backward_cpu(sizes, kind, parameter))
+        !cuda_ops_reduction_has_backward_cpu(sizes, kind, parameter))
         return {};
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     const Tensor g = widened(grad_output).contiguous(), result = widened(output).contiguous();
@@ -410,6 +408,15 @@ Tensor backward_on_cpu(const Tensor &grad_output, const Tensor &given, const Ten
 static Tensor reduction_backward_cpu(const Tensor &grad_output, const Tensor &input, const Tensor &output, int64_t kind,
                                      std::optional<double> parameter, Dims dims, bool keepdim)
 {
+    const char *const op = "reduction_backward_cpu";
+    check_dtype(op, "input", input);
+    const std::vector<int64_t> shape = result_sizes(input, reduced_dims(op, input.sym_sizes(), dims), keepdim);
+    for (const Tensor &tensor : {grad_output, output}) {
+        check_dtype(op, "grad_output and output", tensor);
+        TORCH_CHECK(tensor.is_cpu() && tensor.sizes() == c10::IntArrayRef(shape), op,
+                    ": expected grad_output and output on the CPU, of shape ", shape, ", got ", tensor.device(),
+                    " and shape ", tensor.sizes());
+    }
     const auto which = static_cast<cuda_ops_reduction_kind>(kind);
     const Tensor grad_input = backward_on_cpu(grad_output, input, output, which, parameter.value_or(0), dims);
     return grad_input.defined() ? grad_input
