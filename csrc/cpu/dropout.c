@@ -38,40 +38,12 @@ CUDA_OPS_SIMD static void pack_kept(uint32_t *kept, const uint32_t *words, uint3
 
 #include "common/undef_real.h"
 
-cuda_ops_status cuda_ops_dropout_cpu(void *output, const void *input, int64_t begin, int64_t end, double p,
-                                     cuda_ops_philox_state philox, cuda_ops_dtype dtype)
-{
-    return cuda_ops_dropout_add_cpu(output, input, NULL, begin, end, p, philox, dtype);
-}
-
-cuda_ops_status cuda_ops_dropout_add_cpu(void *output, const void *input, const void *residual, int64_t begin,
-                                         int64_t end, double p, cuda_ops_philox_state philox, cuda_ops_dtype dtype)
+/* kept and residual may be NULL. */
+static cuda_ops_status drop(void *output, uint32_t *kept, const void *input, const void *residual, int64_t begin,
+                            int64_t end, double p, cuda_ops_philox_state philox, cuda_ops_dtype dtype)
 {
     if (!(p >= 0.0 && p <= 1.0))
         return CUDA_OPS_INVALID_ARGUMENT;
-    switch (dtype) {
-    case CUDA_OPS_FLOAT32:
-        dropout_f32(output, NULL, input, residual, begin, end, p, philox.seed, philox.offset);
-        return CUDA_OPS_SUCCESS;
-    case CUDA_OPS_FLOAT64:
-        dropout_f64(output, NULL, input, residual, begin, end, p, philox.seed, philox.offset);
-        return CUDA_OPS_SUCCESS;
-    case CUDA_OPS_BFLOAT16:
-        dropout_bf16(output, NULL, input, residual, begin, end, p, philox.seed, philox.offset);
-        return CUDA_OPS_SUCCESS;
-    default:
-        return CUDA_OPS_UNSUPPORTED_DTYPE;
-    }
-}
-
-cuda_ops_status cuda_ops_dropout_keep_cpu(void *output, uint32_t *kept, const void *input, const void *residual,
-                                          int64_t count, int64_t begin, int64_t end, double p,
-                                          cuda_ops_philox_state philox, cuda_ops_dtype dtype)
-{
-    if (!(p >= 0.0 && p <= 1.0))
-        return CUDA_OPS_INVALID_ARGUMENT;
-    begin = min_i64(count, begin * CUDA_OPS_DROPOUT_KEPT_BLOCK),
-    end = min_i64(count, end * CUDA_OPS_DROPOUT_KEPT_BLOCK);
     switch (dtype) {
     case CUDA_OPS_FLOAT32:
         dropout_f32(output, kept, input, residual, begin, end, p, philox.seed, philox.offset);
@@ -85,6 +57,26 @@ cuda_ops_status cuda_ops_dropout_keep_cpu(void *output, uint32_t *kept, const vo
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
+}
+
+cuda_ops_status cuda_ops_dropout_cpu(void *output, const void *input, int64_t begin, int64_t end, double p,
+                                     cuda_ops_philox_state philox, cuda_ops_dtype dtype)
+{
+    return drop(output, NULL, input, NULL, begin, end, p, philox, dtype);
+}
+
+cuda_ops_status cuda_ops_dropout_add_cpu(void *output, const void *input, const void *residual, int64_t begin,
+                                         int64_t end, double p, cuda_ops_philox_state philox, cuda_ops_dtype dtype)
+{
+    return drop(output, NULL, input, residual, begin, end, p, philox, dtype);
+}
+
+cuda_ops_status cuda_ops_dropout_keep_cpu(void *output, uint32_t *kept, const void *input, const void *residual,
+                                          int64_t count, int64_t begin, int64_t end, double p,
+                                          cuda_ops_philox_state philox, cuda_ops_dtype dtype)
+{
+    return drop(output, kept, input, residual, min_i64(count, begin * CUDA_OPS_DROPOUT_KEPT_BLOCK),
+                min_i64(count, end * CUDA_OPS_DROPOUT_KEPT_BLOCK), p, philox, dtype);
 }
 
 cuda_ops_status cuda_ops_dropout_kept_cpu(void *output, const void *input, const uint32_t *kept, int64_t count,
