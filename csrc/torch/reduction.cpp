@@ -359,16 +359,15 @@ Tensor composed_backward(const Tensor &grad_output, const Tensor &input, const T
 }
 
 // A kernel's, or none where there is no kernel for the call.
-Tensor backward_on_cpu(const Tensor &grad_output, const Tensor &given, const Tensor &output,
-                       cuda_ops_reduction_kind kind, double parameter, Dims dims)
+Tensor backward_on_cpu(const char *op, const Tensor &grad_output, const Tensor &given, const Tensor &output,
+                       cuda_ops_reduction_kind kind, double parameter, Dims dims, const std::vector<bool> &reduced)
 {
-    const char *const op = "reduction_backward";
     // Of double, the product of a row has no wider type.
     if (given.numel() == 0 || grad_output.scalar_type() != given.scalar_type() ||
         output.scalar_type() != given.scalar_type() || (kind == CUDA_OPS_PROD && given.scalar_type() == at::kDouble))
         return {};
     const Tensor input = dense(given);
-    const ReductionLayout layout(input, reduced_dims(op, input.sym_sizes(), dims));
+    const ReductionLayout layout(input, reduced);
     const cuda_ops_reduction_sizes sizes = layout.sizes;
     if (!layout.input.is_same(input) || !std::is_sorted(layout.kept.begin(), layout.kept.end()) ||
         !cuda_ops_reduction_has_backward_cpu(sizes, kind, parameter))
@@ -410,7 +409,8 @@ static Tensor reduction_backward_cpu(const Tensor &grad_output, const Tensor &in
 {
     const char *const op = "reduction_backward_cpu";
     check_dtype(op, "input", input);
-    const std::vector<int64_t> shape = result_sizes(input, reduced_dims(op, input.sym_sizes(), dims), keepdim);
+    const std::vector<bool> reduced = reduced_dims(op, input.sym_sizes(), dims);
+    const std::vector<int64_t> shape = result_sizes(input, reduced, keepdim);
     for (const Tensor &tensor : {grad_output, output}) {
         check_dtype(op, "grad_output and output", tensor);
         TORCH_CHECK(tensor.is_cpu() && tensor.sizes() == c10::IntArrayRef(shape), op,
@@ -418,7 +418,8 @@ static Tensor reduction_backward_cpu(const Tensor &grad_output, const Tensor &in
                     " and shape ", tensor.sizes());
     }
     const auto which = static_cast<cuda_ops_reduction_kind>(kind);
-    const Tensor grad_input = backward_on_cpu(grad_output, input, output, which, parameter.value_or(0), dims);
+    const Tensor grad_input =
+        backward_on_cpu(op, grad_output, input, output, which, parameter.value_or(0), dims, reduced);
     return grad_input.defined() ? grad_input
                                 : composed_backward(grad_output, input, output, kind, parameter, dims, keepdim);
 }
