@@ -13,34 +13,30 @@ from .fusing import ACTIVATIONS, GATES, LETTER_OF, is_simple_window
 from .layers import FUNCTIONS, Functions
 
 
+def over_all(graph: Graph, passes):
+    """Each pass over all nodes that those before it have left."""
+    for attempt in passes:
+        for node in list(graph.nodes):
+            attempt(node)
+
+
 def rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
     """Fuses and replaces; returns what, and the layers by name."""
     found = _Finder(graph, module)
-    for node in list(graph.nodes):
-        found.try_norm(node)
-    for node in list(graph.nodes):
-        found.try_pool(node)
-    for node in list(graph.nodes):
-        found.try_batch_norm(node)
-    for node in list(graph.nodes):
-        found.try_fold(node)
-    for node in list(graph.nodes):
-        found.try_activation(node)
-    for node in list(graph.nodes):
-        found.try_gated(node)
-    for node in list(graph.nodes):
-        found.try_excitation(node)
-    for node in list(graph.nodes):
-        found.try_layer_scale(node)
-    for node in list(graph.nodes):
-        found.try_function(node)
+    passes = [
+        found.try_norm,
+        found.try_pool,
+        found.try_batch_norm,
+        found.try_fold,
+        found.try_activation,
+        found.try_gated,
+        found.try_excitation,
+        found.try_layer_scale,
+        found.try_function,
+    ]
+    over_all(graph, passes)
     if found.gains:  # not worth a forward of its own
-        for node in list(graph.nodes):
-            found.try_norm_before(node)
-        for node in list(graph.nodes):
-            found.try_sum(node)
-        for node in list(graph.nodes):
-            found.try_sequences(node)
+        over_all(graph, [found.try_norm_before, found.try_sum, found.try_sequences])
     return found.gains
 
 

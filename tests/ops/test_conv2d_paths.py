@@ -242,6 +242,16 @@ def test_simt_adds_parts_of_long_sums(case, groups, dtype, force, allow_tf32):
             assert torch.equal(result, call())
 
 
+def check_depthwise(case, dtype, force, allow_tf32):
+    allow_tf32(False)
+    force("depthwise")
+    for name, asked, call, expected in products_of_passes(case, dtype, groups=case[1]):
+        assert asked() == "depthwise"
+        result = call()
+        assert_close(result, expected, TOLERANCE[dtype], f"{name} {case}")
+        assert torch.equal(result, call())
+
+
 # Beside which an unrolled kernel's tile would be mostly empty, and one image that fills it.
 SMALL_IMAGES = [
     (3, 40, 40, (5, 5), (3, 3), (1, 1), (1, 1), (1, 1)),
@@ -255,13 +265,7 @@ SMALL_IMAGES = [
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("case", SMALL_IMAGES, ids=str)
 def test_depthwise_of_small_images(case, dtype, force, allow_tf32):
-    allow_tf32(False)
-    force("depthwise")
-    for name, asked, call, expected in products_of_passes(case, dtype, groups=case[1]):
-        assert asked() == "depthwise"
-        result = call()
-        assert_close(result, expected, TOLERANCE[dtype], f"{name} {case}")
-        assert torch.equal(result, call())
+    check_depthwise(case, dtype, force, allow_tf32)
 
 
 # Many pixels whose channels are no whole vectors: odd numbers, of which every other pixel begins amid a word, and even.
@@ -277,13 +281,7 @@ APART = [
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("case", APART, ids=str)
 def test_depthwise_of_pixels_that_are_no_vectors(case, dtype, force, allow_tf32):
-    allow_tf32(False)
-    force("depthwise")
-    for name, asked, call, expected in products_of_passes(case, dtype, groups=case[1]):
-        assert asked() == "depthwise"
-        result = call()
-        assert_close(result, expected, TOLERANCE[dtype], f"{name} {case}")
-        assert torch.equal(result, call())
+    check_depthwise(case, dtype, force, allow_tf32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
